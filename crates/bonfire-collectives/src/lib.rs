@@ -1,0 +1,60 @@
+//! Ranks, and the operations they do together: every rank calls, all wait for each other, all get the result.
+//!
+//! ```text
+//! call -> check own arguments -> deposit -> all there? compare -> commit -> work -> leave
+//!              |                    |              |                |
+//!         own error            Timeout,         Mismatch        no error past here: ranks that read
+//!      breaks the group    RankEnded, Aborted   on every rank   each other's buffers stay together
+//! ```
+//!
+//! A [`Communicator`] is one rank's end of a group. [`ThreadCommunicator`] makes threads of this process
+//! ranks, which read each other's memory; [`Counting`] wraps any communicator and counts what goes through.
+//! Results are formed in rank order: the same bits on every rank and in every run. After an error a group is
+//! broken for good, and every call says why ([`CollectiveError`]).
+//!
+//! ```
+//! use std::{num::NonZeroUsize, time::Duration};
+//!
+//! use bonfire_collectives::{BufferMut, Collective, CollectiveError, Communicator, Counting, ReduceOp, run_ranks};
+//!
+//! let world_size = NonZeroUsize::new(2).unwrap();
+//! let results = run_ranks(world_size, Duration::from_secs(10), |communicator| {
+//!     let communicator = Counting::new(communicator);
+//!     // Each rank has a gradient of its own ...
+//!     let mut gradient = vec![communicator.rank() as f32, 10.0];
+//!     communicator.all_reduce(BufferMut::from_slice(&mut gradient), ReduceOp::Mean)?;
+//!     // ... and one collective later all have the mean.
+//!     assert_eq!(communicator.counts().tally().to_string(), "1 all_reduce (8 bytes)");
+//!     Ok::<_, CollectiveError>(gradient)
+//! });
+//! for gradient in results {
+//!     assert_eq!(gradient, Ok(vec![0.5, 10.0]));
+//! }
+//! ```
+//!
+//! # Feature flags
+//!
+//! None yet.
+
+mod buffer;
+mod call;
+mod communicator;
+#[doc(hidden)]
+pub mod conformance;
+mod counting;
+mod dtype;
+mod error;
+mod operation;
+mod ranks;
+mod reduce;
+mod share;
+mod thread;
+
+pub use buffer::{Buffer, BufferMut};
+pub use communicator::Communicator;
+pub use counting::{Counting, Counts, Tally};
+pub use dtype::{DType, Element};
+pub use error::CollectiveError;
+pub use operation::{Collective, ReduceOp};
+pub use ranks::run_ranks;
+pub use thread::ThreadCommunicator;

@@ -1,0 +1,196 @@
+//! The device of a replica: a list of member devices that Burn sees as one.
+
+use std::{
+    any::{Any, TypeId},
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use bonfire_collectives::Counts;
+use burn_backend::{Device, DeviceId, DeviceOps};
+
+use crate::{Member, ReplicaError, ReplicaOptions, group::Group, options::Environment};
+
+/// Several devices of `B` that a [`Replica<B>`](crate::Replica) uses as one.
+///
+/// `ReplicaDevice::default()` holds every visible accelerator, or one member per core of a CPU backend (at most 8); it
+/// is the same group each time it is asked for, until that group breaks. The environment narrows it: see
+/// [`Environment`].
+///
+/// ```
+/// use bonfire_replica::ReplicaDevice;
+/// use burn_flex::{Flex, FlexDevice};
+///
+/// let device = ReplicaDevice::<Flex>::new([FlexDevice, FlexDevice])?;
+/// assert_eq!(device.num_members(), 2);
+/// # Ok::<(), bonfire_replica::ReplicaError>(())
+/// ```
+pub struct ReplicaDevice<B: Member> {
+    pub(crate) group: Arc<Group<B>>,
+    id: DeviceId,
+}
+
+impl<B: Member> ReplicaDevice<B> {
+    /// A group with one member per listed device. A CPU device may be listed several times: each member has its own
+    /// thread.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplicaError::NoMembers`] for an empty list, [`ReplicaError::Start`] if a thread cannot be started,
+    /// [`ReplicaError::TooManyGroups`] after 65,536 groups.
+    pub fn new(devices: impl IntoIterator<Item = B::Device>) -> Result<Self, ReplicaError> {
+        Self::with_options(devices, ReplicaOptions::default())
+    }
+
+    /// As [`new`](Self::new), with settings.
+    ///
+    /// # Errors
+    ///
+    /// Also [`ReplicaError::Shares`] and [`ReplicaError::Option`] for settings that do not fit the members.
+    pub fn with_options(
+        devices: impl IntoIterator<Item = B::Device>,
+        options: ReplicaOptions,
+    ) -> Result<Self, ReplicaError> {
+        let group = Arc::new(Group::start(devices.into_iter().collect(), options)?);
+        Registry::with(|registry| registry.insert(group))
+    }
+
+    /// What [`default`](Self::default) returns, without its panic.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplicaError::Environment`] for a variable that cannot be read, and those of
+    /// [`with_options`](Self::with_options).
+    pub fn from_env() -> Result<Self, ReplicaError> {
+        if let Some(device) = Registry::with(|registry| registry.default.clone())
+            && device.group.broken().is_none()
+        {
+            return Ok(device);
+        }
+        let environment = Environment::read()?;
+        let mut devices = B::default_devices();
+        if let Some(num_members) = environment.num_members {
+            // Accelerators: the first ones. CPU members: as many as asked for, since they are threads.
+            let first = devices.first().cloned().unwrap_or_default();
+            let repeats = devices.iter().all(|device| *device == first);
+            if !repeats && num_members > devices.len() {
+                return Err(ReplicaError::Environment {
+                    variable: "BONFIRE_MEMBERS",
+                    value: num_members.to_string(),
+                    expected: "at most the number of visible devices",
+                });
+            }
+            devices.resize(num_members, first);
+        }
+        let device = Self::with_options(devices, environment.options)?;
+        // Two threads may have come this far: both take the one that was stored first.
+        Ok(Registry::with(|registry| match &registry.default {
+            Some(stored) if stored.group.broken().is_none() => stored.clone(),
+            _ => registry.default.insert(device).clone(),
+        }))
+    }
+
+    /// Number of members.
+    pub fn num_members(&self) -> usize {
+        self.group.num_members()
+    }
+
+    /// The members' devices, in rank order. Tensors that are not spread yet live on the first.
+    pub fn members(&self) -> &[B::Device] {
+        &self.group.devices
+    }
+
+    /// The settings this group was made with.
+    pub fn options(&self) -> &ReplicaOptions {
+        &self.group.options
+    }
+
+    /// Which collectives the members have run so far, and their bytes.
+    pub fn collectives(&self) -> &Counts {
+        self.group.counts()
+    }
+
+    /// Why this group can no longer be used: the first failure of a member.
+    pub fn broken(&self) -> Option<&ReplicaError> {
+        self.group.broken()
+    }
+}
+
+impl<B: Member> Default for ReplicaDevice<B> {
+    /// Every visible device, narrowed by the [environment](Environment).
+    ///
+    /// # Panics
+    ///
+    /// Where [`from_env`](Self::from_env) gives an error.
+    fn default() -> Self {
+        Self::from_env().unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+impl<B: Member> Clone for ReplicaDevice<B> {
+    fn clone(&self) -> Self {
+        Self { group: self.group.clone(), id: self.id }
+    }
+}
+
+impl<B: Member> PartialEq for ReplicaDevice<B> {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl<B: Member> Eq for ReplicaDevice<B> {}
+
+impl<B: Member> fmt::Debug for ReplicaDevice<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReplicaDevice({}: {:?})", self.id.index_id, self.group.devices)
+    }
+}
+
+impl<B: Member> Device for ReplicaDevice<B> {
+    /// # Panics
+    ///
+    /// If no device of this id is alive.
+    fn from_id(id: DeviceId) -> Self {
+        Registry::with(|registry| registry.find(id))
+            .unwrap_or_else(|| panic!("no replica device {} is alive in this process", id.index_id))
+    }
+
+    fn to_id(&self) -> DeviceId {
+        self.id
+    }
+}
+
+impl<B: Member> DeviceOps for ReplicaDevice<B> {}
+
+/// The groups of one backend type, so that Burn can find a device by its id.
+struct Registry<B: Member> {
+    groups: Vec<Weak<Group<B>>>,
+    default: Option<ReplicaDevice<B>>,
+}
+
+impl<B: Member> Registry<B> {
+    /// Groups of all backend types; ids are never used twice.
+    fn with<R>(f: impl FnOnce(&mut Self) -> R) -> R {
+        static REGISTRIES: Mutex<Option<HashMap<TypeId, Box<dyn Any + Send>>>> = Mutex::new(None);
+        let mut registries = REGISTRIES.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = registries
+            .get_or_insert_default()
+            .entry(TypeId::of::<B>())
+            .or_insert_with(|| Box::new(Self { groups: Vec::new(), default: None }));
+        f(registry.downcast_mut().expect("stored under its own type"))
+    }
+
+    fn insert(&mut self, group: Arc<Group<B>>) -> Result<ReplicaDevice<B>, ReplicaError> {
+        let index_id =
+            u16::try_from(self.groups.len()).map_err(|_| ReplicaError::TooManyGroups { limit: self.groups.len() })?;
+        self.groups.push(Arc::downgrade(&group));
+        Ok(ReplicaDevice { group, id: DeviceId { type_id: 0, index_id } })
+    }
+
+    fn find(&self, id: DeviceId) -> Option<ReplicaDevice<B>> {
+        let group = self.groups.get(usize::from(id.index_id))?.upgrade()?;
+        Some(ReplicaDevice { group, id })
+    }
+}

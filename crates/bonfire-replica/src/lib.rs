@@ -1,0 +1,53 @@
+//! `Replica<B>`: a Burn backend over several devices of another backend `B`.
+//!
+//! ```text
+//! op -> all inputs at home? run it here
+//!    -> else: rule -> placements -> redistribute inputs -> one task per member -> outputs with their placements
+//!                                   `----------- in one order for all members -----------'
+//! ```
+//!
+//! A tensor has one shape, one dtype and a [placement](bonfire_placement::Placement). Fresh tensors stay on the home
+//! device, where operations run on the calling thread as they would without a replica; the first operation heavy
+//! enough to be worth sharing (linear, matmul, convolution, embedding) spreads them over the members. Each member has
+//! a thread, a bounded queue, a share of the cores and a rank in an in-process communicator.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `backend` | the type [`Replica`] |
+//! | `device`, `options` | [`ReplicaDevice`], its settings and the environment |
+//! | `tensor`, `value` | a tensor, its placement and its parts |
+//! | `ops` | Burn's operation traits: each method names its op family |
+//! | `execute` | one operation: at home, or planned and enqueued |
+//! | `redistribute`, `read`, `transfer` | from one placement to another, to the host, to another device |
+//! | `group` | members, queues, order, failure |
+//! | `member` | what a backend does to be a member |
+//!
+//! # Feature flags
+//!
+//! - `ndarray`: `burn-ndarray` devices as members.
+//! - `serde`: [`ReplicaOptions`] can be read and written.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+mod device;
+mod error;
+mod execute;
+mod group;
+mod member;
+mod ops;
+mod options;
+mod read;
+mod redistribute;
+mod tensor;
+mod transfer;
+mod value;
+
+pub use backend::Replica;
+pub use bonfire_placement::{Lengths, Placement, Shares};
+pub use device::ReplicaDevice;
+pub use error::ReplicaError;
+pub use member::{Member, MemberCommunicator};
+pub use options::{Environment, ReplicaOptions, Spread};
+pub use tensor::ReplicaTensor;
+pub use value::{Bool, Float, Int, Kind, Quantized, Value};

@@ -1,0 +1,179 @@
+//! What a backend does to be a member: move tensors between devices and reduce them over the members.
+
+use bonfire_collectives::{
+    BufferMut, CollectiveError, Communicator, Counting, DType as WireType, ReduceOp, ThreadCommunicator,
+};
+use burn_backend::{Backend, BoolStore, DType, Device, DeviceId, TensorData, read_sync};
+
+use crate::value::Value;
+
+/// The communicator that joins the members of one [`ReplicaDevice`](crate::ReplicaDevice): one rank per member.
+pub type MemberCommunicator = Counting<ThreadCommunicator>;
+
+/// A backend whose devices can be members of a [`Replica`](crate::Replica).
+///
+/// The bodies given here go through host memory and are right for any backend; an `impl Member for MyBackend {}` is
+/// enough. Backends override them where they know a shorter way.
+pub trait Member: Backend {
+    /// The devices of [`ReplicaDevice::default()`](crate::ReplicaDevice): every visible one.
+    fn default_devices() -> Vec<Self::Device> {
+        let type_id = Self::Device::default().to_id().type_id;
+        (0..Self::device_count(type_id))
+            .map(|index| Self::Device::from_id(DeviceId { type_id, index_id: index as u16 }))
+            .collect()
+    }
+
+    /// Brings a value to `device`; runs on the thread of the member that wants it.
+    fn move_to(value: Value<Self>, device: &Self::Device) -> Value<Self> {
+        if value.device() == *device {
+            return value;
+        }
+        let data = read(value.clone());
+        value.same_kind_from_data(data, device)
+    }
+
+    /// Reduces a list of values over the members in one collective; every member gives and gets values of the same
+    /// shapes and dtypes. Runs on the thread of each member.
+    ///
+    /// # Errors
+    ///
+    /// The communicator's: a member that did not come, or came with something else.
+    fn all_reduce(
+        values: Vec<Value<Self>>,
+        op: ReduceOp,
+        communicator: &MemberCommunicator,
+    ) -> Result<Vec<Value<Self>>, CollectiveError> {
+        let mut staged: Vec<TensorData> = values.iter().cloned().map(read).collect();
+        let mut buffers = staged
+            .iter_mut()
+            .map(|data| BufferMut::new(wire_type(data.dtype), &mut data.bytes))
+            .collect::<Result<Vec<_>, _>>()?;
+        communicator.all_reduce_many(&mut buffers, op)?;
+        drop(buffers);
+        Ok(values
+            .into_iter()
+            .zip(staged)
+            .map(|(value, data)| value.same_kind_from_data(data, &value.device()))
+            .collect())
+    }
+}
+
+/// One member per core: the devices of a CPU backend are all the same.
+fn one_per_core<D: Default + Clone>() -> Vec<D> {
+    /// More members than this make the parts of usual batches too small to pay.
+    const MAX_CPU_MEMBERS: usize = 8;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    vec![D::default(); cores.min(MAX_CPU_MEMBERS)]
+}
+
+mod flex {
+    use std::sync::Arc;
+
+    use burn_backend::Shape;
+    use burn_flex::{Flex, FlexDevice, FlexTensor, Layout};
+
+    use super::*;
+
+    impl Member for Flex {
+        fn default_devices() -> Vec<FlexDevice> {
+            one_per_core()
+        }
+
+        fn move_to(value: Value<Self>, _device: &FlexDevice) -> Value<Self> {
+            value
+        }
+
+        /// Members share memory: each sums its part of every tensor into the first member's buffer, and all hold that
+        /// one buffer, copied by whoever writes to it.
+        fn all_reduce(
+            values: Vec<Value<Self>>,
+            op: ReduceOp,
+            communicator: &MemberCommunicator,
+        ) -> Result<Vec<Value<Self>>, CollectiveError> {
+            type Wrap = fn(FlexTensor) -> Value<Flex>;
+            let parts: Vec<(FlexTensor, Wrap)> = values
+                .into_iter()
+                .map(|value| match value {
+                    Value::Float(tensor) => (tensor, Value::Float as Wrap),
+                    Value::Int(tensor) => (tensor, Value::Int as Wrap),
+                    Value::Bool(_) | Value::Quantized(_) => {
+                        panic!("only float and integer tensors are summed over members")
+                    }
+                })
+                .collect();
+            let mut wires = Vec::with_capacity(parts.len());
+            let mut labels: Vec<(Shape, DType, Wrap)> = Vec::with_capacity(parts.len());
+            let mut buffers = Vec::with_capacity(parts.len());
+            for (tensor, wrap) in parts {
+                let data = tensor.into_data();
+                wires.push(wire_type(data.dtype));
+                labels.push((data.shape, data.dtype, wrap));
+                buffers.push(data.bytes);
+            }
+            let reduced = communicator.all_reduce_shared(buffers, &wires, op)?;
+            Ok(reduced
+                .into_iter()
+                .zip(labels)
+                .map(|(bytes, (shape, dtype, wrap)): (Arc<_>, _)| {
+                    wrap(FlexTensor::from_arc(bytes, Layout::contiguous(shape), dtype))
+                })
+                .collect())
+        }
+    }
+}
+
+#[cfg(feature = "ndarray")]
+mod ndarray {
+    use burn_ndarray::{
+        FloatNdArrayElement, IntNdArrayElement, NdArray, NdArrayDevice, NdArrayTensor, QuantElement, SharedArray,
+    };
+
+    use super::*;
+
+    impl<E, I, Q> Member for NdArray<E, I, Q>
+    where
+        E: FloatNdArrayElement,
+        I: IntNdArrayElement,
+        Q: QuantElement,
+        NdArrayTensor: From<SharedArray<E>>,
+        NdArrayTensor: From<SharedArray<I>>,
+        Self: Backend<Device = NdArrayDevice>,
+    {
+        fn default_devices() -> Vec<NdArrayDevice> {
+            one_per_core()
+        }
+
+        fn move_to(value: Value<Self>, _device: &NdArrayDevice) -> Value<Self> {
+            value
+        }
+    }
+}
+
+/// Reads a value on the thread of a member.
+///
+/// # Panics
+///
+/// With the inner backend's error, which then becomes the group's first cause.
+pub(crate) fn read<B: Backend>(value: Value<B>) -> TensorData {
+    read_sync(value.into_data()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The collectives' name of a dtype.
+pub(crate) fn wire_type(dtype: DType) -> WireType {
+    match dtype {
+        DType::F64 => WireType::F64,
+        DType::F32 | DType::Flex32 => WireType::F32,
+        DType::F16 => WireType::F16,
+        DType::BF16 => WireType::BF16,
+        DType::I64 => WireType::I64,
+        DType::I32 => WireType::I32,
+        DType::I16 => WireType::I16,
+        DType::I8 => WireType::I8,
+        DType::U64 => WireType::U64,
+        DType::U32 | DType::Bool(BoolStore::U32) => WireType::U32,
+        DType::U16 => WireType::U16,
+        DType::U8 | DType::Bool(BoolStore::U8) => WireType::U8,
+        DType::Bool(BoolStore::Native) => WireType::Bool,
+        DType::QFloat(_) => panic!("quantized tensors are read whole, never reduced over members"),
+    }
+}

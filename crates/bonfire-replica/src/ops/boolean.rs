@@ -1,0 +1,182 @@
+use bonfire_placement::Reduction;
+use burn_backend::{
+    BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData, TensorMetadata,
+    ops::BoolTensorOps,
+    tensor::{BoolTensor, Device, FloatTensor, IntTensor},
+};
+
+use super::*;
+use crate::{Member, Replica, ReplicaTensor, read::into_data, transfer::to_device};
+
+/// Elementwise on two tensors, dtype kept.
+macro_rules! binary {
+    ($($name:ident)*) => {$(
+        fn $name(lhs: BoolTensor<Self>, rhs: BoolTensor<Self>) -> BoolTensor<Self> {
+            let dtype = lhs.dtype();
+            arithmetic(stringify!($name), lhs, rhs, dtype, B::$name)
+        }
+    )*};
+}
+
+/// Elementwise with a scalar, dtype kept.
+macro_rules! scalar {
+    ($($name:ident)*) => {$(
+        fn $name(lhs: BoolTensor<Self>, rhs: Scalar) -> BoolTensor<Self> {
+            let dtype = lhs.dtype();
+            unary(stringify!($name), lhs, dtype, move |x| B::$name(x, rhs))
+        }
+    )*};
+}
+
+impl<B: Member> BoolTensorOps<Self> for Replica<B> {
+    fn bool_from_data(data: TensorData, device: &Device<Self>) -> BoolTensor<Self> {
+        ReplicaTensor::fresh(B::bool_from_data(data, device.group.home()), device)
+    }
+
+    fn bool_empty(shape: Shape, device: &Device<Self>, dtype: BoolDType) -> BoolTensor<Self> {
+        ReplicaTensor::fresh(B::bool_empty(shape, device.group.home(), dtype), device)
+    }
+
+    fn bool_zeros(shape: Shape, device: &Device<Self>, dtype: BoolDType) -> BoolTensor<Self> {
+        ReplicaTensor::fill(shape, Scalar::Bool(false), dtype.into(), device)
+    }
+
+    fn bool_ones(shape: Shape, device: &Device<Self>, dtype: BoolDType) -> BoolTensor<Self> {
+        ReplicaTensor::fill(shape, Scalar::Bool(true), dtype.into(), device)
+    }
+
+    async fn bool_into_data(tensor: BoolTensor<Self>) -> Result<TensorData, ExecutionError> {
+        into_data(tensor.tensor).await
+    }
+
+    fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self> {
+        tensor.device()
+    }
+
+    fn bool_to_device(tensor: BoolTensor<Self>, device: &Device<Self>) -> BoolTensor<Self> {
+        to_device(tensor, device, B::bool_from_data)
+    }
+
+    fn bool_into_int(tensor: BoolTensor<Self>, out_dtype: IntDType) -> IntTensor<Self> {
+        unary("bool_into_int", tensor, out_dtype, move |x| B::bool_into_int(x, out_dtype))
+    }
+
+    fn bool_into_float(tensor: BoolTensor<Self>, out_dtype: FloatDType) -> FloatTensor<Self> {
+        unary("bool_into_float", tensor, out_dtype, move |x| B::bool_into_float(x, out_dtype))
+    }
+
+    fn bool_not(tensor: BoolTensor<Self>) -> BoolTensor<Self> {
+        let dtype = tensor.dtype();
+        unary("bool_not", tensor, dtype, B::bool_not)
+    }
+
+    binary! {
+        bool_equal bool_not_equal bool_and bool_or bool_xor
+    }
+
+    scalar! {
+        bool_equal_elem bool_not_equal_elem
+    }
+
+    fn bool_mask_where(tensor: BoolTensor<Self>, mask: BoolTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self> {
+        mask_where("bool_mask_where", tensor, mask, value, B::bool_mask_where)
+    }
+
+    fn bool_mask_fill(tensor: BoolTensor<Self>, mask: BoolTensor<Self>, value: Scalar) -> BoolTensor<Self> {
+        let dtype = tensor.dtype();
+        binary("bool_mask_fill", tensor, mask, dtype, move |x, m| B::bool_mask_fill(x, m, value))
+    }
+
+    fn bool_transpose(tensor: BoolTensor<Self>) -> BoolTensor<Self> {
+        let rank = tensor.rank();
+        swap_dims("bool_transpose", tensor, rank.wrapping_sub(2), rank.wrapping_sub(1), B::bool_transpose)
+    }
+
+    fn bool_swap_dims(tensor: BoolTensor<Self>, dim1: usize, dim2: usize) -> BoolTensor<Self> {
+        swap_dims("bool_swap_dims", tensor, dim1, dim2, move |x| B::bool_swap_dims(x, dim1, dim2))
+    }
+
+    fn bool_permute(tensor: BoolTensor<Self>, axes: &[usize]) -> BoolTensor<Self> {
+        permute("bool_permute", tensor, axes, B::bool_permute)
+    }
+
+    fn bool_flip(tensor: BoolTensor<Self>, axes: &[usize]) -> BoolTensor<Self> {
+        flip("bool_flip", tensor, axes, B::bool_flip)
+    }
+
+    fn bool_reshape(tensor: BoolTensor<Self>, shape: Shape) -> BoolTensor<Self> {
+        reshape("bool_reshape", tensor, shape, B::bool_reshape)
+    }
+
+    fn bool_expand(tensor: BoolTensor<Self>, shape: Shape) -> BoolTensor<Self> {
+        expand("bool_expand", tensor, shape, B::bool_expand)
+    }
+
+    fn bool_repeat_dim(tensor: BoolTensor<Self>, dim: usize, times: usize) -> BoolTensor<Self> {
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let repeated = length(&shape, dim) * times;
+        along("bool_repeat_dim", tensor, dim, repeated, dtype, move |x| B::bool_repeat_dim(x, dim, times))
+    }
+
+    fn bool_unfold(tensor: BoolTensor<Self>, dim: usize, size: usize, step: usize) -> BoolTensor<Self> {
+        unfold("bool_unfold", tensor, dim, size, step, move |x| B::bool_unfold(x, dim, size, step))
+    }
+
+    fn bool_slice(tensor: BoolTensor<Self>, slices: &[Slice]) -> BoolTensor<Self> {
+        slice("bool_slice", tensor, slices, B::bool_slice)
+    }
+
+    fn bool_slice_assign(tensor: BoolTensor<Self>, slices: &[Slice], value: BoolTensor<Self>) -> BoolTensor<Self> {
+        slice_assign("bool_slice_assign", tensor, slices, value, B::bool_slice_assign)
+    }
+
+    fn bool_cat(tensors: Vec<BoolTensor<Self>>, dim: usize) -> BoolTensor<Self> {
+        cat("bool_cat", tensors, dim, B::bool_cat)
+    }
+
+    fn bool_gather(dim: usize, tensor: BoolTensor<Self>, indices: IntTensor<Self>) -> BoolTensor<Self> {
+        gather("bool_gather", dim, tensor, indices, move |x, i| B::bool_gather(dim, x, i))
+    }
+
+    fn bool_scatter_or(
+        dim: usize,
+        tensor: BoolTensor<Self>,
+        indices: IntTensor<Self>,
+        value: BoolTensor<Self>,
+    ) -> BoolTensor<Self> {
+        scatter("bool_scatter_or", dim, tensor, indices, value, move |x, i, v| B::bool_scatter_or(dim, x, i, v))
+    }
+
+    fn bool_select(tensor: BoolTensor<Self>, dim: usize, indices: IntTensor<Self>) -> BoolTensor<Self> {
+        select("bool_select", tensor, dim, indices, move |x, i| B::bool_select(x, dim, i))
+    }
+
+    fn bool_select_or(
+        tensor: BoolTensor<Self>,
+        dim: usize,
+        indices: IntTensor<Self>,
+        value: BoolTensor<Self>,
+    ) -> BoolTensor<Self> {
+        select_assign("bool_select_or", tensor, dim, indices, value, move |x, i, v| B::bool_select_or(x, dim, i, v))
+    }
+
+    fn bool_any(tensor: BoolTensor<Self>) -> BoolTensor<Self> {
+        let dtype = tensor.dtype();
+        reduce_all("bool_any", tensor, Reduction::Whole, dtype, |x, _| B::bool_any(x))
+    }
+
+    fn bool_any_dim(tensor: BoolTensor<Self>, dim: usize) -> BoolTensor<Self> {
+        let dtype = tensor.dtype();
+        along("bool_any_dim", tensor, dim, 1, dtype, move |x| B::bool_any_dim(x, dim))
+    }
+
+    fn bool_all(tensor: BoolTensor<Self>) -> BoolTensor<Self> {
+        let dtype = tensor.dtype();
+        reduce_all("bool_all", tensor, Reduction::Whole, dtype, |x, _| B::bool_all(x))
+    }
+
+    fn bool_all_dim(tensor: BoolTensor<Self>, dim: usize) -> BoolTensor<Self> {
+        let dtype = tensor.dtype();
+        along("bool_all_dim", tensor, dim, 1, dtype, move |x| B::bool_all_dim(x, dim))
+    }
+}

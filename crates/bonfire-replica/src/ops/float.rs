@@ -1,0 +1,454 @@
+use bonfire_placement::{Op, Reduction};
+use burn_backend::{
+    BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, MetadataError, Scalar, Shape, Slice,
+    TensorData, TensorMetadata, calculate_matmul_output,
+    ops::{FloatTensorOps, GridSampleOptions},
+    tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor},
+};
+
+use super::*;
+use crate::{Member, Replica, ReplicaTensor, read::into_data, transfer::to_device};
+
+/// Elementwise, dtype kept.
+macro_rules! unary {
+    ($($name:ident)*) => {$(
+        fn $name(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+            let dtype = tensor.dtype();
+            unary(stringify!($name), tensor, dtype, B::$name)
+        }
+    )*};
+}
+
+/// Elementwise with a scalar, dtype kept.
+macro_rules! scalar {
+    ($($name:ident)*) => {$(
+        fn $name(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
+            let dtype = lhs.dtype();
+            unary(stringify!($name), lhs, dtype, move |x| B::$name(x, rhs))
+        }
+    )*};
+}
+
+/// Elementwise on two tensors, dtype kept.
+macro_rules! binary {
+    ($($name:ident)*) => {$(
+        fn $name(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+            let dtype = lhs.dtype();
+            arithmetic(stringify!($name), lhs, rhs, dtype, B::$name)
+        }
+    )*};
+}
+
+macro_rules! compare {
+    ($($name:ident)*) => {$(
+        fn $name(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
+            arithmetic(stringify!($name), lhs, rhs, out_dtype, move |x, y| B::$name(x, y, out_dtype))
+        }
+    )*};
+}
+
+macro_rules! compare_scalar {
+    ($($name:ident)*) => {$(
+        fn $name(lhs: FloatTensor<Self>, rhs: Scalar, out_dtype: BoolDType) -> BoolTensor<Self> {
+            unary(stringify!($name), lhs, out_dtype, move |x| B::$name(x, rhs, out_dtype))
+        }
+    )*};
+}
+
+/// To one element; ranks must see everything, or reduce in two rounds.
+macro_rules! reduce_all {
+    ($($name:ident $reduction:ident)*) => {$(
+        fn $name(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+            let dtype = tensor.dtype();
+            reduce_all(stringify!($name), tensor, Reduction::$reduction, dtype, |x, _| B::$name(x))
+        }
+    )*};
+}
+
+macro_rules! reduce_dim {
+    ($($name:ident $reduction:ident)*) => {$(
+        fn $name(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+            let dtype = tensor.dtype();
+            reduce_dim(stringify!($name), tensor, dim, Reduction::$reduction, dtype, move |x, _| B::$name(x, dim))
+        }
+    )*};
+}
+
+/// Along a dim that must be whole, shape and dtype kept.
+macro_rules! cumulative {
+    ($($name:ident)*) => {$(
+        fn $name(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+            let (shape, dtype) = (tensor.shape(), tensor.dtype());
+            along(stringify!($name), tensor, dim, length(&shape, dim), dtype, move |x| B::$name(x, dim))
+        }
+    )*};
+}
+
+/// Made at home, as the inner backend makes it.
+macro_rules! filled {
+    ($($name:ident $value:expr,)*) => {$(
+        fn $name(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+            ReplicaTensor::fill(shape, Scalar::Float($value), dtype.into(), device)
+        }
+    )*};
+}
+
+impl<B: Member> FloatTensorOps<Self> for Replica<B> {
+    fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
+        ReplicaTensor::fresh(B::float_from_data(data, device.group.home()), device)
+    }
+
+    /// Drawn on the calling thread, in program order, as the inner backend draws.
+    fn float_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        ReplicaTensor::fresh(B::float_random(shape, distribution, device.group.home(), dtype), device)
+    }
+
+    filled! {
+        float_zeros 0.0,
+        float_ones 1.0,
+    }
+
+    fn float_full(shape: Shape, fill_value: Scalar, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        ReplicaTensor::fill(shape, fill_value, dtype.into(), device)
+    }
+
+    fn float_empty(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        ReplicaTensor::fresh(B::float_empty(shape, device.group.home(), dtype), device)
+    }
+
+    async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
+        into_data(tensor.tensor).await
+    }
+
+    fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
+        tensor.device()
+    }
+
+    fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
+        to_device(tensor, device, B::float_from_data)
+    }
+
+    fn float_into_int(tensor: FloatTensor<Self>, out_dtype: IntDType) -> IntTensor<Self> {
+        unary("float_into_int", tensor, out_dtype, move |x| B::float_into_int(x, out_dtype))
+    }
+
+    fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        unary("float_cast", tensor, dtype, move |x| B::float_cast(x, dtype))
+    }
+
+    unary! {
+        float_neg float_recip float_exp float_log float_log1p float_sqrt float_abs float_cos float_sin float_tan
+        float_cosh float_sinh float_tanh float_acos float_acosh float_asin float_asinh float_atan float_atanh
+        float_round float_floor float_ceil float_trunc float_erf float_sign
+    }
+
+    scalar! {
+        float_add_scalar float_sub_scalar float_mul_scalar float_div_scalar float_remainder_scalar
+        float_powi_scalar float_powi_scalar_impl float_powf_scalar float_powf_scalar_impl
+        float_clamp_min float_clamp_max
+    }
+
+    binary! {
+        float_add float_sub float_mul float_div float_remainder float_powf float_atan2
+    }
+
+    compare! {
+        float_equal float_not_equal float_greater float_greater_equal float_lower float_lower_equal
+    }
+
+    compare_scalar! {
+        float_equal_elem float_not_equal_elem float_greater_elem float_greater_equal_elem float_lower_elem
+        float_lower_equal_elem
+    }
+
+    fn float_powi(lhs: FloatTensor<Self>, rhs: IntTensor<Self>) -> FloatTensor<Self> {
+        let dtype = lhs.dtype();
+        binary("float_powi", lhs, rhs, dtype, B::float_powi)
+    }
+
+    fn float_clamp(tensor: FloatTensor<Self>, min: Scalar, max: Scalar) -> FloatTensor<Self> {
+        let dtype = tensor.dtype();
+        unary("float_clamp", tensor, dtype, move |x| B::float_clamp(x, min, max))
+    }
+
+    fn float_is_nan(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
+        unary("float_is_nan", tensor, out_dtype, move |x| B::float_is_nan(x, out_dtype))
+    }
+
+    fn float_is_inf(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
+        unary("float_is_inf", tensor, out_dtype, move |x| B::float_is_inf(x, out_dtype))
+    }
+
+    fn float_mask_where(
+        tensor: FloatTensor<Self>,
+        mask: BoolTensor<Self>,
+        value: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        mask_where("float_mask_where", tensor, mask, value, B::float_mask_where)
+    }
+
+    fn float_mask_fill(tensor: FloatTensor<Self>, mask: BoolTensor<Self>, value: Scalar) -> FloatTensor<Self> {
+        let dtype = tensor.dtype();
+        binary("float_mask_fill", tensor, mask, dtype, move |x, m| B::float_mask_fill(x, m, value))
+    }
+
+    fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        let shape = matmul_shape(&lhs, &rhs);
+        let work = matmul_work(&lhs.shape(), &rhs.shape());
+        let spec = Spec::inferred(shape, lhs.dtype());
+        let call = Call::new("float_matmul", Op::Matmul).heavy(work);
+        apply(call, (lhs, rhs), spec, |(x, y), _| B::float_matmul(x, y))
+    }
+
+    fn float_cross(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        let spec = Spec::inferred(broadcast(&[&lhs.shape(), &rhs.shape()]), lhs.dtype());
+        let call = Call::new("float_cross", aligned(vec![dim]));
+        apply(call, (lhs, rhs), spec, move |(x, y), _| B::float_cross(x, y, dim))
+    }
+
+    fn float_transpose(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let rank = tensor.rank();
+        swap_dims("float_transpose", tensor, rank.wrapping_sub(2), rank.wrapping_sub(1), B::float_transpose)
+    }
+
+    fn float_swap_dims(tensor: FloatTensor<Self>, dim1: usize, dim2: usize) -> FloatTensor<Self> {
+        swap_dims("float_swap_dims", tensor, dim1, dim2, move |x| B::float_swap_dims(x, dim1, dim2))
+    }
+
+    fn float_permute(tensor: FloatTensor<Self>, axes: &[usize]) -> FloatTensor<Self> {
+        permute("float_permute", tensor, axes, B::float_permute)
+    }
+
+    fn float_flip(tensor: FloatTensor<Self>, axes: &[usize]) -> FloatTensor<Self> {
+        flip("float_flip", tensor, axes, B::float_flip)
+    }
+
+    fn float_reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        reshape("float_reshape", tensor, shape, B::float_reshape)
+    }
+
+    fn float_expand(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        expand("float_expand", tensor, shape, B::float_expand)
+    }
+
+    fn float_repeat_dim(tensor: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let repeated = length(&shape, dim) * times;
+        along("float_repeat_dim", tensor, dim, repeated, dtype, move |x| B::float_repeat_dim(x, dim, times))
+    }
+
+    fn float_unfold(tensor: FloatTensor<Self>, dim: usize, size: usize, step: usize) -> FloatTensor<Self> {
+        unfold("float_unfold", tensor, dim, size, step, move |x| B::float_unfold(x, dim, size, step))
+    }
+
+    fn float_slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
+        slice("float_slice", tensor, slices, B::float_slice)
+    }
+
+    fn float_slice_assign(tensor: FloatTensor<Self>, slices: &[Slice], value: FloatTensor<Self>) -> FloatTensor<Self> {
+        slice_assign("float_slice_assign", tensor, slices, value, B::float_slice_assign)
+    }
+
+    fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
+        cat("float_cat", tensors, dim, B::float_cat)
+    }
+
+    fn float_gather(dim: usize, tensor: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
+        gather("float_gather", dim, tensor, indices, move |x, i| B::float_gather(dim, x, i))
+    }
+
+    fn float_scatter_add(
+        dim: usize,
+        tensor: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        value: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        scatter("float_scatter_add", dim, tensor, indices, value, move |x, i, v| B::float_scatter_add(dim, x, i, v))
+    }
+
+    fn float_scatter_nd(
+        data: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        values: FloatTensor<Self>,
+        reduction: IndexingUpdateOp,
+    ) -> FloatTensor<Self> {
+        let spec = Spec::new(data.shape(), data.dtype());
+        apply(whole("float_scatter_nd"), (data, indices, values), spec, move |(x, i, v), _| {
+            B::float_scatter_nd(x, i, v, reduction)
+        })
+    }
+
+    fn float_gather_nd(data: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
+        apply(whole("float_gather_nd"), (data, indices), Spec::unknown(), |(x, i), _| B::float_gather_nd(x, i))
+    }
+
+    fn float_select(tensor: FloatTensor<Self>, dim: usize, indices: IntTensor<Self>) -> FloatTensor<Self> {
+        select("float_select", tensor, dim, indices, move |x, i| B::float_select(x, dim, i))
+    }
+
+    fn float_select_add(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+        indices: IntTensor<Self>,
+        value: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        select_assign("float_select_add", tensor, dim, indices, value, move |x, i, v| B::float_select_add(x, dim, i, v))
+    }
+
+    reduce_all! {
+        float_sum Sum
+        float_prod Whole
+        float_max Max
+        float_min Min
+        float_max_abs Max
+    }
+
+    reduce_dim! {
+        float_sum_dim Sum
+        float_prod_dim Whole
+        float_max_dim Max
+        float_min_dim Min
+        float_max_abs_dim Max
+    }
+
+    cumulative! {
+        float_cumsum float_cumprod float_cummin float_cummax
+    }
+
+    fn float_mean(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (dtype, num_elements) = (tensor.dtype(), tensor.shape().num_elements());
+        reduce_all("float_mean", tensor, mean(dtype), dtype, move |x, part| match part.is_partial(0) {
+            true => B::float_div_scalar(B::float_sum(x), count(num_elements)),
+            false => B::float_mean(x),
+        })
+    }
+
+    fn float_mean_dim(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        let (dtype, num_rows) = (tensor.dtype(), length(&tensor.shape(), dim));
+        reduce_dim("float_mean_dim", tensor, dim, mean(dtype), dtype, move |x, part| match part.is_partial(0) {
+            true => B::float_div_scalar(B::float_sum_dim(x, dim), count(num_rows)),
+            false => B::float_mean_dim(x, dim),
+        })
+    }
+
+    fn float_argmax(tensor: FloatTensor<Self>, dim: usize, out_dtype: IntDType) -> IntTensor<Self> {
+        along("float_argmax", tensor, dim, 1, out_dtype, move |x| B::float_argmax(x, dim, out_dtype))
+    }
+
+    fn float_argmin(tensor: FloatTensor<Self>, dim: usize, out_dtype: IntDType) -> IntTensor<Self> {
+        along("float_argmin", tensor, dim, 1, out_dtype, move |x| B::float_argmin(x, dim, out_dtype))
+    }
+
+    fn float_argtopk(tensor: FloatTensor<Self>, dim: usize, k: usize, out_dtype: IntDType) -> IntTensor<Self> {
+        along("float_argtopk", tensor, dim, k, out_dtype, move |x| B::float_argtopk(x, dim, k, out_dtype))
+    }
+
+    fn float_topk(tensor: FloatTensor<Self>, dim: usize, k: usize) -> FloatTensor<Self> {
+        let dtype = tensor.dtype();
+        along("float_topk", tensor, dim, k, dtype, move |x| B::float_topk(x, dim, k))
+    }
+
+    fn float_max_dim_with_indices(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+        indices_dtype: IntDType,
+    ) -> (FloatTensor<Self>, IntTensor<Self>) {
+        along_with_indices("float_max_dim_with_indices", tensor, dim, 1, Some(indices_dtype.into()), move |x| {
+            B::float_max_dim_with_indices(x, dim, indices_dtype)
+        })
+    }
+
+    fn float_min_dim_with_indices(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+        indices_dtype: IntDType,
+    ) -> (FloatTensor<Self>, IntTensor<Self>) {
+        along_with_indices("float_min_dim_with_indices", tensor, dim, 1, Some(indices_dtype.into()), move |x| {
+            B::float_min_dim_with_indices(x, dim, indices_dtype)
+        })
+    }
+
+    fn float_any(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
+        reduce_all("float_any", tensor, Reduction::Whole, out_dtype, move |x, _| B::float_any(x, out_dtype))
+    }
+
+    fn float_any_dim(tensor: FloatTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self> {
+        along("float_any_dim", tensor, dim, 1, out_dtype, move |x| B::float_any_dim(x, dim, out_dtype))
+    }
+
+    fn float_all(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
+        reduce_all("float_all", tensor, Reduction::Whole, out_dtype, move |x, _| B::float_all(x, out_dtype))
+    }
+
+    fn float_all_dim(tensor: FloatTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self> {
+        along("float_all_dim", tensor, dim, 1, out_dtype, move |x| B::float_all_dim(x, dim, out_dtype))
+    }
+
+    fn float_sort(tensor: FloatTensor<Self>, dim: usize, descending: bool) -> FloatTensor<Self> {
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        along("float_sort", tensor, dim, length(&shape, dim), dtype, move |x| B::float_sort(x, dim, descending))
+    }
+
+    fn float_sort_with_indices(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+        descending: bool,
+        indices_dtype: IntDType,
+    ) -> (FloatTensor<Self>, IntTensor<Self>) {
+        let rows = length(&tensor.shape(), dim);
+        along_with_indices("float_sort_with_indices", tensor, dim, rows, Some(indices_dtype.into()), move |x| {
+            B::float_sort_with_indices(x, dim, descending, indices_dtype)
+        })
+    }
+
+    fn float_argsort(tensor: FloatTensor<Self>, dim: usize, descending: bool, out_dtype: IntDType) -> IntTensor<Self> {
+        let rows = length(&tensor.shape(), dim);
+        along("float_argsort", tensor, dim, rows, out_dtype, move |x| B::float_argsort(x, dim, descending, out_dtype))
+    }
+
+    fn float_grid_sample_2d(
+        tensor: FloatTensor<Self>,
+        grid: FloatTensor<Self>,
+        options: GridSampleOptions,
+    ) -> FloatTensor<Self> {
+        let shape = match (&tensor.shape()[..], &grid.shape()[..]) {
+            (&[batch, channels, _, _], &[_, height, width, _]) => Ok(Shape::from([batch, channels, height, width])),
+            _ => Err(MetadataError::RankMismatch { left: tensor.rank(), right: 4 }),
+        };
+        let spec = Spec::inferred(shape, tensor.dtype());
+        let op = batch_shared(vec![0], vec![Role::Split, Role::Split], vec![Yield::Split]);
+        apply(Call::new("float_grid_sample_2d", op), (tensor, grid), spec, move |(x, g), _| {
+            B::float_grid_sample_2d(x, g, options.clone())
+        })
+    }
+}
+
+/// Halves would lose what a mean of partial means rounds away, so their means see everything.
+fn mean(dtype: DType) -> Reduction {
+    match dtype {
+        DType::F16 | DType::BF16 => Reduction::Whole,
+        _ => Reduction::Mean,
+    }
+}
+
+fn count(num: usize) -> Scalar {
+    Scalar::Float(num as f64)
+}
+
+fn matmul_shape<B: Member>(
+    lhs: &FloatTensor<Replica<B>>,
+    rhs: &FloatTensor<Replica<B>>,
+) -> Result<Shape, MetadataError> {
+    same_dtype(&[lhs.dtype(), rhs.dtype()])?;
+    calculate_matmul_output(&lhs.shape(), &rhs.shape())
+}
+
+/// Multiply-adds of `[.., m, k] x [.., k, n]`.
+pub(super) fn matmul_work(lhs: &Shape, rhs: &Shape) -> usize {
+    lhs.num_elements().max(1) * rhs.last().copied().unwrap_or(1)
+}

@@ -1,0 +1,363 @@
+use std::ops::Range;
+
+use bonfire_placement::{Op, Reduction};
+use burn_backend::{
+    BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData, TensorMetadata,
+    calculate_matmul_output,
+    ops::IntTensorOps,
+    tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor},
+};
+
+use super::{float::matmul_work, *};
+use crate::{Member, Replica, ReplicaTensor, read::into_data, transfer::to_device};
+
+/// Elementwise, dtype kept.
+macro_rules! unary {
+    ($($name:ident)*) => {$(
+        fn $name(tensor: IntTensor<Self>) -> IntTensor<Self> {
+            let dtype = tensor.dtype();
+            unary(stringify!($name), tensor, dtype, B::$name)
+        }
+    )*};
+}
+
+/// Elementwise with a scalar, dtype kept.
+macro_rules! scalar {
+    ($($name:ident)*) => {$(
+        fn $name(lhs: IntTensor<Self>, rhs: Scalar) -> IntTensor<Self> {
+            let dtype = lhs.dtype();
+            unary(stringify!($name), lhs, dtype, move |x| B::$name(x, rhs))
+        }
+    )*};
+}
+
+/// Elementwise on two tensors, dtype kept.
+macro_rules! binary {
+    ($($name:ident)*) => {$(
+        fn $name(lhs: IntTensor<Self>, rhs: IntTensor<Self>) -> IntTensor<Self> {
+            let dtype = lhs.dtype();
+            arithmetic(stringify!($name), lhs, rhs, dtype, B::$name)
+        }
+    )*};
+}
+
+macro_rules! compare {
+    ($($name:ident)*) => {$(
+        fn $name(lhs: IntTensor<Self>, rhs: IntTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
+            arithmetic(stringify!($name), lhs, rhs, out_dtype, move |x, y| B::$name(x, y, out_dtype))
+        }
+    )*};
+}
+
+macro_rules! compare_scalar {
+    ($($name:ident)*) => {$(
+        fn $name(lhs: IntTensor<Self>, rhs: Scalar, out_dtype: BoolDType) -> BoolTensor<Self> {
+            unary(stringify!($name), lhs, out_dtype, move |x| B::$name(x, rhs, out_dtype))
+        }
+    )*};
+}
+
+macro_rules! reduce_all {
+    ($($name:ident $reduction:ident)*) => {$(
+        fn $name(tensor: IntTensor<Self>) -> IntTensor<Self> {
+            let dtype = tensor.dtype();
+            reduce_all(stringify!($name), tensor, Reduction::$reduction, dtype, |x, _| B::$name(x))
+        }
+    )*};
+}
+
+macro_rules! reduce_dim {
+    ($($name:ident $reduction:ident)*) => {$(
+        fn $name(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self> {
+            let dtype = tensor.dtype();
+            reduce_dim(stringify!($name), tensor, dim, Reduction::$reduction, dtype, move |x, _| B::$name(x, dim))
+        }
+    )*};
+}
+
+/// Along a dim that must be whole, shape and dtype kept.
+macro_rules! cumulative {
+    ($($name:ident)*) => {$(
+        fn $name(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self> {
+            let (shape, dtype) = (tensor.shape(), tensor.dtype());
+            along(stringify!($name), tensor, dim, length(&shape, dim), dtype, move |x| B::$name(x, dim))
+        }
+    )*};
+}
+
+impl<B: Member> IntTensorOps<Self> for Replica<B> {
+    fn int_from_data(data: TensorData, device: &Device<Self>) -> IntTensor<Self> {
+        ReplicaTensor::fresh(B::int_from_data(data, device.group.home()), device)
+    }
+
+    /// Drawn on the calling thread, in program order, as the inner backend draws.
+    fn int_random(shape: Shape, distribution: Distribution, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self> {
+        ReplicaTensor::fresh(B::int_random(shape, distribution, device.group.home(), dtype), device)
+    }
+
+    fn int_empty(shape: Shape, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self> {
+        ReplicaTensor::fresh(B::int_empty(shape, device.group.home(), dtype), device)
+    }
+
+    fn int_zeros(shape: Shape, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self> {
+        ReplicaTensor::fill(shape, Scalar::Int(0), dtype.into(), device)
+    }
+
+    fn int_ones(shape: Shape, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self> {
+        ReplicaTensor::fill(shape, Scalar::Int(1), dtype.into(), device)
+    }
+
+    fn int_full(shape: Shape, fill_value: Scalar, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self> {
+        ReplicaTensor::fill(shape, fill_value, dtype.into(), device)
+    }
+
+    fn int_arange(range: Range<i64>, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self> {
+        ReplicaTensor::fresh(B::int_arange(range, device.group.home(), dtype), device)
+    }
+
+    fn int_arange_step(range: Range<i64>, step: usize, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self> {
+        ReplicaTensor::fresh(B::int_arange_step(range, step, device.group.home(), dtype), device)
+    }
+
+    async fn int_into_data(tensor: IntTensor<Self>) -> Result<TensorData, ExecutionError> {
+        into_data(tensor.tensor).await
+    }
+
+    fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {
+        tensor.device()
+    }
+
+    fn int_to_device(tensor: IntTensor<Self>, device: &Device<Self>) -> IntTensor<Self> {
+        to_device(tensor, device, B::int_from_data)
+    }
+
+    fn int_into_float(tensor: IntTensor<Self>, out_dtype: FloatDType) -> FloatTensor<Self> {
+        unary("int_into_float", tensor, out_dtype, move |x| B::int_into_float(x, out_dtype))
+    }
+
+    fn int_cast(tensor: IntTensor<Self>, dtype: IntDType) -> IntTensor<Self> {
+        unary("int_cast", tensor, dtype, move |x| B::int_cast(x, dtype))
+    }
+
+    unary! {
+        int_neg int_abs int_sign bitwise_not
+    }
+
+    scalar! {
+        int_add_scalar int_sub_scalar int_mul_scalar int_div_scalar int_remainder_scalar int_powi_scalar
+        int_powi_scalar_impl int_clamp_min int_clamp_max bitwise_and_scalar bitwise_or_scalar bitwise_xor_scalar
+        bitwise_left_shift_scalar bitwise_right_shift_scalar
+    }
+
+    binary! {
+        int_add int_sub int_mul int_div int_remainder int_powi bitwise_and bitwise_or bitwise_xor bitwise_left_shift
+        bitwise_right_shift
+    }
+
+    compare! {
+        int_equal int_not_equal int_greater int_greater_equal int_lower int_lower_equal
+    }
+
+    compare_scalar! {
+        int_equal_elem int_not_equal_elem int_greater_elem int_greater_equal_elem int_lower_elem int_lower_equal_elem
+    }
+
+    fn int_clamp(tensor: IntTensor<Self>, min: Scalar, max: Scalar) -> IntTensor<Self> {
+        let dtype = tensor.dtype();
+        unary("int_clamp", tensor, dtype, move |x| B::int_clamp(x, min, max))
+    }
+
+    fn int_mask_where(tensor: IntTensor<Self>, mask: BoolTensor<Self>, value: IntTensor<Self>) -> IntTensor<Self> {
+        mask_where("int_mask_where", tensor, mask, value, B::int_mask_where)
+    }
+
+    fn int_mask_fill(tensor: IntTensor<Self>, mask: BoolTensor<Self>, value: Scalar) -> IntTensor<Self> {
+        let dtype = tensor.dtype();
+        binary("int_mask_fill", tensor, mask, dtype, move |x, m| B::int_mask_fill(x, m, value))
+    }
+
+    fn int_matmul(lhs: IntTensor<Self>, rhs: IntTensor<Self>) -> IntTensor<Self> {
+        let shape =
+            same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| calculate_matmul_output(&lhs.shape(), &rhs.shape()));
+        let call = Call::new("int_matmul", Op::Matmul).heavy(matmul_work(&lhs.shape(), &rhs.shape()));
+        let spec = Spec::inferred(shape, lhs.dtype());
+        apply(call, (lhs, rhs), spec, |(x, y), _| B::int_matmul(x, y))
+    }
+
+    fn int_transpose(tensor: IntTensor<Self>) -> IntTensor<Self> {
+        let rank = tensor.rank();
+        swap_dims("int_transpose", tensor, rank.wrapping_sub(2), rank.wrapping_sub(1), B::int_transpose)
+    }
+
+    fn int_swap_dims(tensor: IntTensor<Self>, dim1: usize, dim2: usize) -> IntTensor<Self> {
+        swap_dims("int_swap_dims", tensor, dim1, dim2, move |x| B::int_swap_dims(x, dim1, dim2))
+    }
+
+    fn int_permute(tensor: IntTensor<Self>, axes: &[usize]) -> IntTensor<Self> {
+        permute("int_permute", tensor, axes, B::int_permute)
+    }
+
+    fn int_flip(tensor: IntTensor<Self>, axes: &[usize]) -> IntTensor<Self> {
+        flip("int_flip", tensor, axes, B::int_flip)
+    }
+
+    fn int_reshape(tensor: IntTensor<Self>, shape: Shape) -> IntTensor<Self> {
+        reshape("int_reshape", tensor, shape, B::int_reshape)
+    }
+
+    fn int_expand(tensor: IntTensor<Self>, shape: Shape) -> IntTensor<Self> {
+        expand("int_expand", tensor, shape, B::int_expand)
+    }
+
+    fn int_repeat_dim(tensor: IntTensor<Self>, dim: usize, times: usize) -> IntTensor<Self> {
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let repeated = length(&shape, dim) * times;
+        along("int_repeat_dim", tensor, dim, repeated, dtype, move |x| B::int_repeat_dim(x, dim, times))
+    }
+
+    fn int_unfold(tensor: IntTensor<Self>, dim: usize, size: usize, step: usize) -> IntTensor<Self> {
+        unfold("int_unfold", tensor, dim, size, step, move |x| B::int_unfold(x, dim, size, step))
+    }
+
+    fn int_slice(tensor: IntTensor<Self>, slices: &[Slice]) -> IntTensor<Self> {
+        slice("int_slice", tensor, slices, B::int_slice)
+    }
+
+    fn int_slice_assign(tensor: IntTensor<Self>, slices: &[Slice], value: IntTensor<Self>) -> IntTensor<Self> {
+        slice_assign("int_slice_assign", tensor, slices, value, B::int_slice_assign)
+    }
+
+    fn int_cat(tensors: Vec<IntTensor<Self>>, dim: usize) -> IntTensor<Self> {
+        cat("int_cat", tensors, dim, B::int_cat)
+    }
+
+    fn int_gather(dim: usize, tensor: IntTensor<Self>, indices: IntTensor<Self>) -> IntTensor<Self> {
+        gather("int_gather", dim, tensor, indices, move |x, i| B::int_gather(dim, x, i))
+    }
+
+    fn int_scatter_add(
+        dim: usize,
+        tensor: IntTensor<Self>,
+        indices: IntTensor<Self>,
+        value: IntTensor<Self>,
+    ) -> IntTensor<Self> {
+        scatter("int_scatter_add", dim, tensor, indices, value, move |x, i, v| B::int_scatter_add(dim, x, i, v))
+    }
+
+    fn int_scatter_nd(
+        data: IntTensor<Self>,
+        indices: IntTensor<Self>,
+        values: IntTensor<Self>,
+        reduction: IndexingUpdateOp,
+    ) -> IntTensor<Self> {
+        let spec = Spec::new(data.shape(), data.dtype());
+        apply(whole("int_scatter_nd"), (data, indices, values), spec, move |(x, i, v), _| {
+            B::int_scatter_nd(x, i, v, reduction)
+        })
+    }
+
+    fn int_gather_nd(data: IntTensor<Self>, indices: IntTensor<Self>) -> IntTensor<Self> {
+        apply(whole("int_gather_nd"), (data, indices), Spec::unknown(), |(x, i), _| B::int_gather_nd(x, i))
+    }
+
+    fn int_select(tensor: IntTensor<Self>, dim: usize, indices: IntTensor<Self>) -> IntTensor<Self> {
+        select("int_select", tensor, dim, indices, move |x, i| B::int_select(x, dim, i))
+    }
+
+    fn int_select_add(
+        tensor: IntTensor<Self>,
+        dim: usize,
+        indices: IntTensor<Self>,
+        value: IntTensor<Self>,
+    ) -> IntTensor<Self> {
+        select_assign("int_select_add", tensor, dim, indices, value, move |x, i, v| B::int_select_add(x, dim, i, v))
+    }
+
+    reduce_all! {
+        int_sum Sum
+        int_prod Whole
+        int_mean Whole
+        int_max Max
+        int_min Min
+        int_max_abs Max
+    }
+
+    reduce_dim! {
+        int_sum_dim Sum
+        int_prod_dim Whole
+        int_mean_dim Whole
+        int_max_dim Max
+        int_min_dim Min
+        int_max_abs_dim Max
+    }
+
+    cumulative! {
+        int_cumsum int_cumprod int_cummin int_cummax
+    }
+
+    fn int_argmax(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self> {
+        indices_along("int_argmax", tensor, dim, 1, move |x| B::int_argmax(x, dim))
+    }
+
+    fn int_argmin(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self> {
+        indices_along("int_argmin", tensor, dim, 1, move |x| B::int_argmin(x, dim))
+    }
+
+    fn int_argtopk(tensor: IntTensor<Self>, dim: usize, k: usize) -> IntTensor<Self> {
+        indices_along("int_argtopk", tensor, dim, k, move |x| B::int_argtopk(x, dim, k))
+    }
+
+    fn int_topk(tensor: IntTensor<Self>, dim: usize, k: usize) -> IntTensor<Self> {
+        let dtype = tensor.dtype();
+        along("int_topk", tensor, dim, k, dtype, move |x| B::int_topk(x, dim, k))
+    }
+
+    fn int_max_dim_with_indices(tensor: IntTensor<Self>, dim: usize) -> (IntTensor<Self>, IntTensor<Self>) {
+        along_with_indices("int_max_dim_with_indices", tensor, dim, 1, None, move |x| {
+            B::int_max_dim_with_indices(x, dim)
+        })
+    }
+
+    fn int_min_dim_with_indices(tensor: IntTensor<Self>, dim: usize) -> (IntTensor<Self>, IntTensor<Self>) {
+        along_with_indices("int_min_dim_with_indices", tensor, dim, 1, None, move |x| {
+            B::int_min_dim_with_indices(x, dim)
+        })
+    }
+
+    fn int_any(tensor: IntTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
+        reduce_all("int_any", tensor, Reduction::Whole, out_dtype, move |x, _| B::int_any(x, out_dtype))
+    }
+
+    fn int_any_dim(tensor: IntTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self> {
+        along("int_any_dim", tensor, dim, 1, out_dtype, move |x| B::int_any_dim(x, dim, out_dtype))
+    }
+
+    fn int_all(tensor: IntTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
+        reduce_all("int_all", tensor, Reduction::Whole, out_dtype, move |x, _| B::int_all(x, out_dtype))
+    }
+
+    fn int_all_dim(tensor: IntTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self> {
+        along("int_all_dim", tensor, dim, 1, out_dtype, move |x| B::int_all_dim(x, dim, out_dtype))
+    }
+
+    fn int_sort(tensor: IntTensor<Self>, dim: usize, descending: bool) -> IntTensor<Self> {
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        along("int_sort", tensor, dim, length(&shape, dim), dtype, move |x| B::int_sort(x, dim, descending))
+    }
+
+    fn int_sort_with_indices(
+        tensor: IntTensor<Self>,
+        dim: usize,
+        descending: bool,
+    ) -> (IntTensor<Self>, IntTensor<Self>) {
+        let rows = length(&tensor.shape(), dim);
+        along_with_indices("int_sort_with_indices", tensor, dim, rows, None, move |x| {
+            B::int_sort_with_indices(x, dim, descending)
+        })
+    }
+
+    fn int_argsort(tensor: IntTensor<Self>, dim: usize, descending: bool) -> IntTensor<Self> {
+        let rows = length(&tensor.shape(), dim);
+        indices_along("int_argsort", tensor, dim, rows, move |x| B::int_argsort(x, dim, descending))
+    }
+}

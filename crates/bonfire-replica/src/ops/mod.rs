@@ -1,0 +1,382 @@
+//! Burn's operation traits for [`Replica`](crate::Replica): each method names its op family and the inner backend's own method.
+
+mod activation;
+mod boolean;
+mod float;
+mod int;
+mod module;
+mod quantized;
+mod transaction;
+
+use bonfire_placement::{Op, Reduction, Role, Yield};
+use burn_backend::{DType, MetadataError, Shape, Slice, TensorMetadata, ops::unfold::calculate_unfold_shape};
+
+use crate::{
+    Member, ReplicaTensor,
+    execute::{Call, Part, Spec, apply},
+    value::Kind,
+};
+
+/// Elementwise on one tensor.
+pub(crate) fn unary<B: Member, I: Kind<B>, O: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, I>,
+    dtype: impl Into<DType>,
+    body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    let spec = Spec::new(tensor.shape(), dtype);
+    apply(Call::new(name, aligned(vec![])), (tensor,), spec, move |(x,), _| body(x))
+}
+
+/// Elementwise on two tensors that broadcast.
+pub(crate) fn binary<B: Member, L: Kind<B>, R: Kind<B>, O: Kind<B>>(
+    name: &'static str,
+    lhs: ReplicaTensor<B, L>,
+    rhs: ReplicaTensor<B, R>,
+    dtype: impl Into<DType>,
+    body: impl Fn(L::Primitive, R::Primitive) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    let spec = Spec::inferred(broadcast(&[&lhs.shape(), &rhs.shape()]), dtype);
+    apply(Call::new(name, aligned(vec![])), (lhs, rhs), spec, move |(x, y), _| body(x, y))
+}
+
+/// Elementwise on two tensors of one kind, which must be of one dtype.
+pub(crate) fn arithmetic<B: Member, K: Kind<B>, O: Kind<B>>(
+    name: &'static str,
+    lhs: ReplicaTensor<B, K>,
+    rhs: ReplicaTensor<B, K>,
+    dtype: impl Into<DType>,
+    body: impl Fn(K::Primitive, K::Primitive) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    let shape = same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| broadcast(&[&lhs.shape(), &rhs.shape()]));
+    let spec = Spec::inferred(shape, dtype);
+    apply(Call::new(name, aligned(vec![])), (lhs, rhs), spec, move |(x, y), _| body(x, y))
+}
+
+/// `value` where `mask` holds, else `tensor`.
+pub(crate) fn mask_where<B: Member, K: Kind<B>, M: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    mask: ReplicaTensor<B, M>,
+    value: ReplicaTensor<B, K>,
+    body: impl Fn(K::Primitive, M::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let shape = broadcast(&[&tensor.shape(), &mask.shape(), &value.shape()]);
+    let spec = Spec::inferred(shape, tensor.dtype());
+    apply(Call::new(name, aligned(vec![])), (tensor, mask, value), spec, move |(x, m, v), _| body(x, m, v))
+}
+
+/// One tensor to one of the same dims, of which `dim` must be whole; the output has `length` there.
+pub(crate) fn along<B: Member, I: Kind<B>, O: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, I>,
+    dim: usize,
+    length: usize,
+    dtype: impl Into<DType>,
+    body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    let spec = Spec::inferred(with_length(tensor.shape(), dim, length), dtype);
+    apply(Call::new(name, aligned(vec![dim])), (tensor,), spec, move |(x,), _| body(x))
+}
+
+/// As [`along`], for the value and the index of a reduction, or of a sort.
+pub(crate) fn along_with_indices<B: Member, K: Kind<B>, L: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    dim: usize,
+    length: usize,
+    indices_dtype: Option<DType>,
+    body: impl Fn(K::Primitive) -> (K::Primitive, L::Primitive) + Send + Sync + 'static,
+) -> (ReplicaTensor<B, K>, ReplicaTensor<B, L>) {
+    let shape = with_length(tensor.shape(), dim, length);
+    let values = Spec::inferred(shape.clone(), tensor.dtype());
+    let op = Op::Aligned { blocked: vec![dim], num_outputs: 2 };
+    apply(Call::new(name, op), (tensor,), (values, with_dtype(shape, indices_dtype)), move |(x,), _| body(x))
+}
+
+/// As [`along`], for indices whose dtype the inner backend chooses.
+pub(crate) fn indices_along<B: Member, I: Kind<B>, O: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, I>,
+    dim: usize,
+    length: usize,
+    body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    let spec = Spec::any_dtype(with_length(tensor.shape(), dim, length));
+    apply(Call::new(name, aligned(vec![dim])), (tensor,), spec, move |(x,), _| body(x))
+}
+
+/// Joins tensors along `dim`.
+pub(crate) fn cat<B: Member, K: Kind<B>>(
+    name: &'static str,
+    tensors: Vec<ReplicaTensor<B, K>>,
+    dim: usize,
+    body: impl Fn(Vec<K::Primitive>, usize) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape()).collect();
+    let dtypes: Vec<DType> = tensors.iter().map(|tensor| tensor.dtype()).collect();
+    let shape = same_dtype(&dtypes).and_then(|()| Shape::cat(shapes.iter(), dim));
+    let spec = Spec::inferred(shape, dtypes[0]);
+    apply(Call::new(name, aligned(vec![dim])), tensors, spec, move |xs, _| body(xs, dim))
+}
+
+/// The same values in another shape.
+pub(crate) fn reshape<B: Member, K: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    shape: Shape,
+    body: impl Fn(K::Primitive, Shape) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let inferred = if shape.num_elements() == tensor.shape().num_elements() {
+        Ok(shape.clone())
+    } else {
+        Err(MetadataError::IncompatibleShapes { left: tensor.shape(), right: shape.clone() })
+    };
+    let spec = Spec::inferred(inferred, tensor.dtype());
+    let call = Call::new(name, Op::Reshape { to: shape.to_vec() });
+    apply(call, (tensor,), spec, move |(x,), part| body(x, part.shape(0, &shape)))
+}
+
+/// Dims in another order: output dim `i` is input dim `axes[i]`.
+pub(crate) fn permute<B: Member, K: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    axes: &[usize],
+    body: impl Fn(K::Primitive, &[usize]) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let axes = axes.to_vec();
+    let spec = Spec::inferred(tensor.shape().permuted(&axes), tensor.dtype());
+    apply(Call::new(name, Op::Permute { axes: axes.clone() }), (tensor,), spec, move |(x,), _| body(x, &axes))
+}
+
+/// Two dims exchanged.
+pub(crate) fn swap_dims<B: Member, K: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    dim1: usize,
+    dim2: usize,
+    body: impl Fn(K::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let rank = tensor.shape().num_dims();
+    let mut axes: Vec<usize> = (0..rank).collect();
+    if dim1 < rank && dim2 < rank {
+        axes.swap(dim1, dim2);
+    }
+    let spec = Spec::inferred(tensor.shape().swapped(dim1, dim2), tensor.dtype());
+    apply(Call::new(name, Op::Permute { axes }), (tensor,), spec, move |(x,), _| body(x))
+}
+
+/// Dims of length 1, and new leading dims, repeated without a copy.
+pub(crate) fn expand<B: Member, K: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    shape: Shape,
+    body: impl Fn(K::Primitive, Shape) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let spec = Spec::inferred(tensor.shape().expand(shape.clone()), tensor.dtype());
+    let call = Call::new(name, Op::Expand { to: shape.to_vec() });
+    apply(call, (tensor,), spec, move |(x,), part| body(x, part.shape(0, &shape)))
+}
+
+/// Some dims reversed.
+pub(crate) fn flip<B: Member, K: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    axes: &[usize],
+    body: impl Fn(K::Primitive, &[usize]) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let axes = axes.to_vec();
+    let spec = Spec::new(tensor.shape(), tensor.dtype());
+    apply(Call::new(name, aligned(axes.clone())), (tensor,), spec, move |(x,), _| body(x, &axes))
+}
+
+/// A range of each dim.
+pub(crate) fn slice<B: Member, K: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    slices: &[Slice],
+    body: impl Fn(K::Primitive, &[Slice]) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let (slices, blocked) = relative(slices, &tensor.shape());
+    let mut shape = tensor.shape();
+    for (length, slice) in shape.iter_mut().zip(&slices) {
+        *length = slice.output_size(*length);
+    }
+    let spec = Spec::new(shape, tensor.dtype());
+    apply(Call::new(name, aligned(blocked)), (tensor,), spec, move |(x,), _| body(x, &slices))
+}
+
+/// A range of each dim replaced by `value`.
+pub(crate) fn slice_assign<B: Member, K: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    slices: &[Slice],
+    value: ReplicaTensor<B, K>,
+    body: impl Fn(K::Primitive, &[Slice], K::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let (slices, blocked) = relative(slices, &tensor.shape());
+    let shape = same_dtype(&[tensor.dtype(), value.dtype()]).map(|()| tensor.shape());
+    let spec = Spec::inferred(shape, tensor.dtype());
+    apply(Call::new(name, aligned(blocked)), (tensor, value), spec, move |(x, v), _| body(x, &slices, v))
+}
+
+/// Values picked along `dim`, one index per output element.
+pub(crate) fn gather<B: Member, K: Kind<B>, I: Kind<B>>(
+    name: &'static str,
+    dim: usize,
+    tensor: ReplicaTensor<B, K>,
+    indices: ReplicaTensor<B, I>,
+    body: impl Fn(K::Primitive, I::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
+    let spec = Spec::new(indices.shape(), tensor.dtype());
+    apply(Call::new(name, aligned(blocked)), (tensor, indices), spec, move |(x, i), _| body(x, i))
+}
+
+/// `value` combined into `tensor` along `dim`, one index per element of `value`.
+pub(crate) fn scatter<B: Member, K: Kind<B>, I: Kind<B>>(
+    name: &'static str,
+    dim: usize,
+    tensor: ReplicaTensor<B, K>,
+    indices: ReplicaTensor<B, I>,
+    value: ReplicaTensor<B, K>,
+    body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
+    let spec = Spec::new(tensor.shape(), tensor.dtype());
+    apply(Call::new(name, aligned(blocked)), (tensor, indices, value), spec, move |(x, i, v), _| body(x, i, v))
+}
+
+/// Rows of `dim`, by a list of indices.
+pub(crate) fn select<B: Member, K: Kind<B>, I: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    dim: usize,
+    indices: ReplicaTensor<B, I>,
+    body: impl Fn(K::Primitive, I::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let num_indices = indices.shape().num_elements();
+    let spec = Spec::inferred(with_length(tensor.shape(), dim, num_indices), tensor.dtype());
+    let call = Call::new(name, aligned(vec![dim])).planned(1);
+    apply(call, (tensor, indices), spec, move |(x, i), _| body(x, i))
+}
+
+/// `value` combined into rows of `dim`, by a list of indices.
+pub(crate) fn select_assign<B: Member, K: Kind<B>, I: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    dim: usize,
+    indices: ReplicaTensor<B, I>,
+    value: ReplicaTensor<B, K>,
+    body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let spec = Spec::new(tensor.shape(), tensor.dtype());
+    let call = Call::new(name, aligned(vec![dim])).planned(2);
+    apply(call, (tensor, value, indices), spec, move |(x, v, i), _| body(x, i, v))
+}
+
+/// Windows of a dim, in a new last dim.
+pub(crate) fn unfold<B: Member, K: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    dim: usize,
+    size: usize,
+    step: usize,
+    body: impl Fn(K::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let spec = Spec::new(calculate_unfold_shape(tensor.shape(), dim, size, step), tensor.dtype());
+    apply(Call::new(name, aligned(vec![dim])), (tensor,), spec, move |(x,), _| body(x))
+}
+
+/// One dim reduced to length 1. The body learns whether its result will be summed over the members.
+pub(crate) fn reduce_dim<B: Member, I: Kind<B>, O: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, I>,
+    dim: usize,
+    reduction: Reduction,
+    dtype: impl Into<DType>,
+    body: impl Fn(I::Primitive, &Part) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    let spec = Spec::inferred(with_length(tensor.shape(), dim, 1), dtype);
+    apply(Call::new(name, Op::Reduce { dim, reduction }), (tensor,), spec, move |(x,), part| body(x, part))
+}
+
+/// Everything reduced to one element. The body learns whether its result will be summed over the members.
+pub(crate) fn reduce_all<B: Member, I: Kind<B>, O: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, I>,
+    reduction: Reduction,
+    dtype: impl Into<DType>,
+    body: impl Fn(I::Primitive, &Part) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    let spec = Spec::new([1], dtype);
+    apply(Call::new(name, Op::ReduceAll { reduction }), (tensor,), spec, move |(x,), part| body(x, part))
+}
+
+/// An operation without a rule: inputs are gathered, and every member runs it whole.
+pub(crate) fn whole(name: &'static str) -> Call {
+    Call::new(name, Op::Whole { num_outputs: 1 })
+}
+
+/// An op family that is shared out along one of `dims`, preferred first.
+pub(crate) fn batch_shared(dims: Vec<usize>, roles: Vec<Role>, outputs: Vec<Yield>) -> Op {
+    Op::Batched { dims, roles, outputs }
+}
+
+/// Length of `dim`; 0 if there is no such dim, which shape inference then reports.
+pub(crate) fn length(shape: &Shape, dim: usize) -> usize {
+    shape.get(dim).copied().unwrap_or(0)
+}
+
+/// An op family whose dims line up, but for the blocked ones.
+pub(crate) fn aligned(blocked: Vec<usize>) -> Op {
+    Op::Aligned { blocked, num_outputs: 1 }
+}
+
+pub(crate) fn broadcast(shapes: &[&Shape]) -> Result<Shape, MetadataError> {
+    Shape::broadcast_many(shapes.iter().copied())
+}
+
+pub(crate) fn with_length(mut shape: Shape, dim: usize, length: usize) -> Result<Shape, MetadataError> {
+    let rank = shape.num_dims();
+    let slot = shape.get_mut(dim).ok_or(MetadataError::OutOfBounds { dim, rank })?;
+    *slot = length;
+    Ok(shape)
+}
+
+fn with_dtype(shape: Result<Shape, MetadataError>, dtype: Option<DType>) -> Spec {
+    match dtype {
+        Some(dtype) => Spec::inferred(shape, dtype),
+        None => Spec::any_dtype(shape),
+    }
+}
+
+pub(crate) fn same_dtype(dtypes: &[DType]) -> Result<(), MetadataError> {
+    match dtypes.iter().find(|dtype| **dtype != dtypes[0]) {
+        None => Ok(()),
+        Some(other) => Err(MetadataError::Invalid { reason: format!("dtypes {:?} and {other:?} differ", dtypes[0]) }),
+    }
+}
+
+/// The slices with whole dims said as such, so that they hold on parts too, and the dims that are not whole.
+fn relative(slices: &[Slice], shape: &Shape) -> (Vec<Slice>, Vec<usize>) {
+    let mut blocked = Vec::new();
+    let slices = shape
+        .iter()
+        .enumerate()
+        .map(|(dim, &length)| match slices.get(dim) {
+            Some(slice) if slice.step != 1 || slice.to_range(length) != (0..length) => {
+                blocked.push(dim);
+                *slice
+            }
+            _ => Slice::full(),
+        })
+        .collect();
+    (slices, blocked)
+}
+
+/// Dims on which a gather or scatter cannot be shared: its own, and those where index and tensor differ.
+fn blocked_by_indexing(dim: usize, tensor: &Shape, indices: &Shape) -> Vec<usize> {
+    let differs = |other: &usize| *other == dim || tensor.get(*other) != indices.get(*other);
+    (0..tensor.num_dims().max(indices.num_dims())).filter(differs).collect()
+}

@@ -1,0 +1,669 @@
+use bonfire_placement::{Op, Role, Yield};
+use burn_backend::{
+    MetadataError, Shape, TensorMetadata,
+    ops::{
+        AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions,
+        InterpolateOptions, MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices,
+        ModuleOps, UnfoldOptions,
+        conv::{
+            calculate_conv_output_shape, calculate_conv_output_size, calculate_conv_transpose_output_shape,
+            calculate_pool_output_shape,
+        },
+    },
+    tensor::{BoolTensor, FloatTensor, IntTensor},
+};
+
+use super::*;
+use crate::{Member, Replica, ReplicaTensor, value::Float};
+
+/// Spatial ops: every rank computes its part of the batch (or, for pooling, of the channels).
+const BATCH: [usize; 1] = [0];
+const BATCH_OR_CHANNELS: [usize; 2] = [0, 1];
+
+macro_rules! conv {
+    ($num_dims:literal: $forward:ident $x_backward:ident $weight_backward:ident $bias_backward:ident) => {
+        fn $forward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: ConvOptions<$num_dims>,
+        ) -> FloatTensor<Self> {
+            let ConvOptions { stride, padding, dilation, .. } = &options;
+            let fits = length(&x.shape(), 1) == length(&weight.shape(), 1) * options.groups;
+            let shape = match fits {
+                true => calculate_conv_output_shape(&x.shape(), &weight.shape(), stride, padding, dilation),
+                false => Err(MetadataError::IncompatibleShapes { left: x.shape(), right: weight.shape() }),
+            };
+            let work = conv_work(&shape, &weight.shape());
+            conv_forward(stringify!($forward), x, weight, bias, shape, work, move |x, w, b| {
+                B::$forward(x, w, b, options.clone())
+            })
+        }
+
+        fn $x_backward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+            options: ConvOptions<$num_dims>,
+        ) -> FloatTensor<Self> {
+            let spec = Spec::new(x.shape(), x.dtype());
+            let work = conv_work(&Ok(output_grad.shape()), &weight.shape());
+            let roles = vec![Role::Split, Role::Whole, Role::Split];
+            let call = Call::new(stringify!($x_backward), batch_shared(BATCH.into(), roles, vec![Yield::Split]));
+            apply(call.heavy(work), (x, weight, output_grad), spec, move |(x, w, g), _| {
+                B::$x_backward(x, w, g, options.clone())
+            })
+        }
+
+        fn $weight_backward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+            options: ConvOptions<$num_dims>,
+        ) -> FloatTensor<Self> {
+            let work = conv_work(&Ok(output_grad.shape()), &weight.shape());
+            let body = move |x, w, g| B::$weight_backward(x, w, g, options.clone());
+            weight_gradient(stringify!($weight_backward), x, weight, output_grad, work, body)
+        }
+
+        fn $bias_backward(
+            x: FloatTensor<Self>,
+            bias: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            weight_gradient(stringify!($bias_backward), x, bias, output_grad, 0, B::$bias_backward)
+        }
+    };
+}
+
+macro_rules! conv_transpose {
+    ($num_dims:literal: $forward:ident $x_backward:ident $weight_backward:ident $bias_backward:ident) => {
+        fn $forward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: ConvTransposeOptions<$num_dims>,
+        ) -> FloatTensor<Self> {
+            let ConvTransposeOptions { stride, padding, padding_out, dilation, groups } = &options;
+            let shape = match x.shape().get(1) == weight.shape().first() {
+                true => calculate_conv_transpose_output_shape(
+                    &x.shape(),
+                    &weight.shape(),
+                    stride,
+                    padding,
+                    padding_out,
+                    dilation,
+                    *groups,
+                ),
+                false => Err(MetadataError::IncompatibleShapes { left: x.shape(), right: weight.shape() }),
+            };
+            let work = conv_work(&Ok(x.shape()), &weight.shape());
+            conv_forward(stringify!($forward), x, weight, bias, shape, work, move |x, w, b| {
+                B::$forward(x, w, b, options.clone())
+            })
+        }
+
+        fn $x_backward(
+            weight: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+            options: ConvTransposeOptions<$num_dims>,
+        ) -> FloatTensor<Self> {
+            // The gradient of a transposed convolution is the plain convolution of the output's gradient.
+            let mut shape = output_grad.shape();
+            for (dim, length) in shape.iter_mut().enumerate().skip(2) {
+                let [kernel, index] = [weight.shape()[dim], dim - 2];
+                let (stride, padding, dilation) =
+                    (options.stride[index], options.padding[index], options.dilation[index]);
+                *length = calculate_conv_output_size(kernel, stride, padding, dilation, *length);
+            }
+            shape[1] = weight.shape()[0];
+            let work = conv_work(&Ok(shape.clone()), &weight.shape());
+            let spec = Spec::new(shape, output_grad.dtype());
+            let roles = vec![Role::Whole, Role::Split];
+            let call = Call::new(stringify!($x_backward), batch_shared(BATCH.into(), roles, vec![Yield::Split]));
+            apply(call.heavy(work), (weight, output_grad), spec, move |(w, g), _| B::$x_backward(w, g, options.clone()))
+        }
+
+        fn $weight_backward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+            options: ConvTransposeOptions<$num_dims>,
+        ) -> FloatTensor<Self> {
+            let work = conv_work(&Ok(x.shape()), &weight.shape());
+            let body = move |x, w, g| B::$weight_backward(x, w, g, options.clone());
+            weight_gradient(stringify!($weight_backward), x, weight, output_grad, work, body)
+        }
+
+        fn $bias_backward(
+            x: FloatTensor<Self>,
+            bias: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            weight_gradient(stringify!($bias_backward), x, bias, output_grad, 0, B::$bias_backward)
+        }
+    };
+}
+
+impl<B: Member> ModuleOps<Self> for Replica<B> {
+    fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
+        let width = length(&weights.shape(), 1);
+        let mut shape = indices.shape();
+        shape.push(width);
+        let work = shape.num_elements();
+        let spec = Spec::new(shape, weights.dtype());
+        let op = batch_shared(vec![0, 1], vec![Role::Whole, Role::Split], vec![Yield::Split]);
+        apply(Call::new("embedding", op).heavy(work), (weights, indices), spec, |(w, i), _| B::embedding(w, i))
+    }
+
+    fn embedding_backward(
+        weights: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let spec = Spec::new(weights.shape(), weights.dtype());
+        let op = batch_shared(vec![0, 1], vec![Role::Whole, Role::Split, Role::Split], vec![Yield::Sum]);
+        apply(Call::new("embedding_backward", op), (weights, output_grad, indices), spec, |(w, g, i), _| {
+            B::embedding_backward(w, g, i)
+        })
+    }
+
+    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self> {
+        let rows = rows_of(&x.shape());
+        let inner = x.shape().last().copied().unwrap_or(0);
+        let shape = match weight.shape()[..] {
+            [inputs, outputs] if inputs == inner => with_length(x.shape(), rows.len(), outputs),
+            _ => Err(MetadataError::IncompatibleShapes { left: x.shape(), right: weight.shape() }),
+        };
+        let work = x.shape().num_elements() * length(&weight.shape(), 1);
+        let mut roles = vec![Role::Split, Role::Whole];
+        roles.extend(bias.as_ref().map(|_| Role::Whole));
+        let call = Call::new("linear", batch_shared(rows, roles, vec![Yield::Split])).heavy(work);
+        let spec = Spec::inferred(shape, x.dtype());
+        apply(call, (x, weight, bias), spec, |(x, w, b), _| B::linear(x, w, b))
+    }
+
+    fn linear_x_backward(weight: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        let rows = rows_of(&output_grad.shape());
+        let shape = with_length(output_grad.shape(), rows.len(), length(&weight.shape(), 0));
+        let work = output_grad.shape().num_elements() * length(&weight.shape(), 0);
+        let op = batch_shared(rows, vec![Role::Whole, Role::Split], vec![Yield::Split]);
+        let spec = Spec::inferred(shape, output_grad.dtype());
+        apply(Call::new("linear_x_backward", op).heavy(work), (weight, output_grad), spec, |(w, g), _| {
+            B::linear_x_backward(w, g)
+        })
+    }
+
+    fn linear_weight_backward(x: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        let rows = rows_of(&x.shape());
+        let last = |shape: Shape| shape.last().copied().unwrap_or(0);
+        let (inputs, outputs) = (last(x.shape()), last(output_grad.shape()));
+        let work = x.shape().num_elements() * outputs;
+        let op = batch_shared(rows, vec![Role::Split, Role::Split], vec![Yield::Sum]);
+        let spec = Spec::new([inputs, outputs], x.dtype());
+        apply(Call::new("linear_weight_backward", op).heavy(work), (x, output_grad), spec, |(x, g), _| {
+            B::linear_weight_backward(x, g)
+        })
+    }
+
+    fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        let rows = rows_of(&output_grad.shape());
+        let spec = Spec::new([length(&output_grad.shape(), rows.len())], output_grad.dtype());
+        let op = batch_shared(rows, vec![Role::Split], vec![Yield::Sum]);
+        apply(Call::new("linear_bias_backward", op), (output_grad,), spec, |(g,), _| B::linear_bias_backward(g))
+    }
+
+    conv!(1: conv1d conv1d_x_backward conv1d_weight_backward conv1d_bias_backward);
+    conv!(2: conv2d conv2d_x_backward conv2d_weight_backward conv2d_bias_backward);
+    conv!(3: conv3d conv3d_x_backward conv3d_weight_backward conv3d_bias_backward);
+
+    conv_transpose!(1: conv_transpose1d conv_transpose1d_x_backward conv_transpose1d_weight_backward conv_transpose1d_bias_backward);
+    conv_transpose!(2: conv_transpose2d conv_transpose2d_x_backward conv_transpose2d_weight_backward conv_transpose2d_bias_backward);
+    conv_transpose!(3: conv_transpose3d conv_transpose3d_x_backward conv_transpose3d_weight_backward conv_transpose3d_bias_backward);
+
+    fn deform_conv2d(
+        x: FloatTensor<Self>,
+        offset: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        mask: Option<FloatTensor<Self>>,
+        bias: Option<FloatTensor<Self>>,
+        options: DeformConvOptions<2>,
+    ) -> FloatTensor<Self> {
+        let DeformConvOptions { stride, padding, dilation, .. } = &options;
+        let shape = calculate_conv_output_shape(&x.shape(), &weight.shape(), stride, padding, dilation);
+        let work = conv_work(&shape, &weight.shape());
+        let mut roles = vec![Role::Split, Role::Split, Role::Whole];
+        roles.extend(mask.as_ref().map(|_| Role::Split));
+        roles.extend(bias.as_ref().map(|_| Role::Whole));
+        let call = Call::new("deform_conv2d", batch_shared(BATCH.into(), roles, vec![Yield::Split])).heavy(work);
+        let spec = Spec::inferred(shape, x.dtype());
+        apply(call, (x, offset, weight, mask, bias), spec, move |(x, o, w, m, b), _| {
+            B::deform_conv2d(x, o, w, m, b, options.clone())
+        })
+    }
+
+    fn deform_conv2d_backward(
+        x: FloatTensor<Self>,
+        offset: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        mask: Option<FloatTensor<Self>>,
+        bias: Option<FloatTensor<Self>>,
+        output_grad: FloatTensor<Self>,
+        options: DeformConvOptions<2>,
+    ) -> DeformConv2dBackward<Self> {
+        let like = |tensor: &FloatTensor<Self>| Spec::new(tensor.shape(), tensor.dtype());
+        let work = conv_work(&Ok(output_grad.shape()), &weight.shape());
+        let mut specs = vec![like(&x), like(&offset), like(&weight)];
+        let mut outputs = vec![Yield::Split, Yield::Split, Yield::Sum];
+        let mut roles = vec![Role::Split, Role::Split, Role::Whole];
+        if let Some(mask) = &mask {
+            specs.push(like(mask));
+            outputs.push(Yield::Split);
+            roles.push(Role::Split);
+        }
+        if let Some(bias) = &bias {
+            specs.push(like(bias));
+            outputs.push(Yield::Sum);
+            roles.push(Role::Whole);
+        }
+        roles.push(Role::Split);
+        let (has_mask, has_bias) = (mask.is_some(), bias.is_some());
+        let call = Call::new("deform_conv2d_backward", batch_shared(BATCH.into(), roles, outputs)).heavy(work);
+        let inputs = (x, offset, weight, mask, bias, output_grad);
+        let grads: Vec<ReplicaTensor<B, Float>> = apply(call, inputs, specs, move |(x, o, w, m, b, g), _| {
+            let grads = B::deform_conv2d_backward(x, o, w, m, b, g, options.clone());
+            let mut list = vec![grads.x_grad, grads.offset_grad, grads.weight_grad];
+            list.extend(grads.mask_grad);
+            list.extend(grads.bias_grad);
+            list
+        });
+        let mut grads = grads.into_iter();
+        let mut next = || grads.next().expect("one gradient per input");
+        let (x_grad, offset_grad, weight_grad) = (next(), next(), next());
+        let mask_grad = has_mask.then(&mut next);
+        let bias_grad = has_bias.then(&mut next);
+        DeformConv2dBackward { x_grad, offset_grad, weight_grad, mask_grad, bias_grad }
+    }
+
+    fn unfold4d(x: FloatTensor<Self>, kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor<Self> {
+        let mut num_windows = 1;
+        for index in 0..2 {
+            let size = length(&x.shape(), index + 2);
+            let UnfoldOptions { stride, padding, dilation } = &options;
+            num_windows *=
+                calculate_conv_output_size(kernel_size[index], stride[index], padding[index], dilation[index], size);
+        }
+        let (batch, channels) = (length(&x.shape(), 0), length(&x.shape(), 1));
+        let spec = Spec::new([batch, channels * kernel_size[0] * kernel_size[1], num_windows], x.dtype());
+        let op = batch_shared(BATCH.into(), vec![Role::Split], vec![Yield::Split]);
+        apply(Call::new("unfold4d", op), (x,), spec, move |(x,), _| B::unfold4d(x, kernel_size, options.clone()))
+    }
+
+    fn avg_pool1d(
+        x: FloatTensor<Self>,
+        kernel_size: usize,
+        stride: usize,
+        padding: usize,
+        count_include_pad: bool,
+        ceil_mode: bool,
+    ) -> FloatTensor<Self> {
+        let shape = calculate_pool_output_shape(&x.shape(), &[kernel_size], &[stride], &[padding], &[1], ceil_mode);
+        pool("avg_pool1d", x, shape, move |x| {
+            B::avg_pool1d(x, kernel_size, stride, padding, count_include_pad, ceil_mode)
+        })
+    }
+
+    fn avg_pool1d_backward(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        kernel_size: usize,
+        stride: usize,
+        padding: usize,
+        count_include_pad: bool,
+        ceil_mode: bool,
+    ) -> FloatTensor<Self> {
+        pool_backward("avg_pool1d_backward", x, grad, move |x, g| {
+            B::avg_pool1d_backward(x, g, kernel_size, stride, padding, count_include_pad, ceil_mode)
+        })
+    }
+
+    fn avg_pool2d(
+        x: FloatTensor<Self>,
+        kernel_size: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 2],
+        count_include_pad: bool,
+        ceil_mode: bool,
+    ) -> FloatTensor<Self> {
+        let shape = calculate_pool_output_shape(&x.shape(), &kernel_size, &stride, &padding, &[1, 1], ceil_mode);
+        pool("avg_pool2d", x, shape, move |x| {
+            B::avg_pool2d(x, kernel_size, stride, padding, count_include_pad, ceil_mode)
+        })
+    }
+
+    fn avg_pool2d_backward(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        kernel_size: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 2],
+        count_include_pad: bool,
+        ceil_mode: bool,
+    ) -> FloatTensor<Self> {
+        pool_backward("avg_pool2d_backward", x, grad, move |x, g| {
+            B::avg_pool2d_backward(x, g, kernel_size, stride, padding, count_include_pad, ceil_mode)
+        })
+    }
+
+    fn adaptive_avg_pool1d(x: FloatTensor<Self>, output_size: usize) -> FloatTensor<Self> {
+        let shape = with_length(x.shape(), 2, output_size);
+        pool("adaptive_avg_pool1d", x, shape, move |x| B::adaptive_avg_pool1d(x, output_size))
+    }
+
+    fn adaptive_avg_pool1d_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        pool_backward("adaptive_avg_pool1d_backward", x, grad, B::adaptive_avg_pool1d_backward)
+    }
+
+    fn adaptive_avg_pool2d(x: FloatTensor<Self>, output_size: [usize; 2]) -> FloatTensor<Self> {
+        let shape = resized(x.shape(), output_size);
+        pool("adaptive_avg_pool2d", x, shape, move |x| B::adaptive_avg_pool2d(x, output_size))
+    }
+
+    fn adaptive_avg_pool2d_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        pool_backward("adaptive_avg_pool2d_backward", x, grad, B::adaptive_avg_pool2d_backward)
+    }
+
+    fn max_pool1d(
+        x: FloatTensor<Self>,
+        kernel_size: usize,
+        stride: usize,
+        padding: usize,
+        dilation: usize,
+        ceil_mode: bool,
+    ) -> FloatTensor<Self> {
+        let shape =
+            calculate_pool_output_shape(&x.shape(), &[kernel_size], &[stride], &[padding], &[dilation], ceil_mode);
+        pool("max_pool1d", x, shape, move |x| B::max_pool1d(x, kernel_size, stride, padding, dilation, ceil_mode))
+    }
+
+    fn max_pool1d_with_indices(
+        x: FloatTensor<Self>,
+        kernel_size: usize,
+        stride: usize,
+        padding: usize,
+        dilation: usize,
+        ceil_mode: bool,
+    ) -> MaxPool1dWithIndices<Self> {
+        let shape =
+            calculate_pool_output_shape(&x.shape(), &[kernel_size], &[stride], &[padding], &[dilation], ceil_mode);
+        let (output, indices) = pool_with_indices("max_pool1d_with_indices", x, shape, move |x| {
+            let pooled = B::max_pool1d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode);
+            (pooled.output, pooled.indices)
+        });
+        MaxPool1dWithIndices { output, indices }
+    }
+
+    fn max_pool1d_with_indices_backward(
+        x: FloatTensor<Self>,
+        kernel_size: usize,
+        stride: usize,
+        padding: usize,
+        dilation: usize,
+        ceil_mode: bool,
+        output_grad: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+    ) -> MaxPool1dBackward<Self> {
+        let body = move |x, g, i| {
+            B::max_pool1d_with_indices_backward(x, kernel_size, stride, padding, dilation, ceil_mode, g, i).x_grad
+        };
+        let x_grad = unpool("max_pool1d_with_indices_backward", x, output_grad, indices, body);
+        MaxPool1dBackward { x_grad }
+    }
+
+    fn max_pool2d(
+        x: FloatTensor<Self>,
+        kernel_size: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 2],
+        dilation: [usize; 2],
+        ceil_mode: bool,
+    ) -> FloatTensor<Self> {
+        let shape = calculate_pool_output_shape(&x.shape(), &kernel_size, &stride, &padding, &dilation, ceil_mode);
+        pool("max_pool2d", x, shape, move |x| B::max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode))
+    }
+
+    fn max_pool2d_with_indices(
+        x: FloatTensor<Self>,
+        kernel_size: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 2],
+        dilation: [usize; 2],
+        ceil_mode: bool,
+    ) -> MaxPool2dWithIndices<Self> {
+        let shape = calculate_pool_output_shape(&x.shape(), &kernel_size, &stride, &padding, &dilation, ceil_mode);
+        let (output, indices) = pool_with_indices("max_pool2d_with_indices", x, shape, move |x| {
+            let pooled = B::max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode);
+            (pooled.output, pooled.indices)
+        });
+        MaxPool2dWithIndices { output, indices }
+    }
+
+    fn max_pool2d_with_indices_backward(
+        x: FloatTensor<Self>,
+        kernel_size: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 2],
+        dilation: [usize; 2],
+        ceil_mode: bool,
+        output_grad: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+    ) -> MaxPool2dBackward<Self> {
+        let body = move |x, g, i| {
+            B::max_pool2d_with_indices_backward(x, kernel_size, stride, padding, dilation, ceil_mode, g, i).x_grad
+        };
+        let x_grad = unpool("max_pool2d_with_indices_backward", x, output_grad, indices, body);
+        MaxPool2dBackward { x_grad }
+    }
+
+    fn interpolate(x: FloatTensor<Self>, output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor<Self> {
+        let shape = resized(x.shape(), output_size);
+        pool("interpolate", x, shape, move |x| B::interpolate(x, output_size, options.clone()))
+    }
+
+    fn interpolate_backward(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        output_size: [usize; 2],
+        options: InterpolateOptions,
+    ) -> FloatTensor<Self> {
+        pool_backward("interpolate_backward", x, grad, move |x, g| {
+            B::interpolate_backward(x, g, output_size, options.clone())
+        })
+    }
+
+    fn attention(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        mask: Option<BoolTensor<Self>>,
+        attn_bias: Option<FloatTensor<Self>>,
+        options: AttentionModuleOptions,
+    ) -> FloatTensor<Self> {
+        let shape = with_length(query.shape(), 3, length(&value.shape(), 3));
+        let work = 2 * query.shape().num_elements() * length(&key.shape(), 2);
+        let mut roles = vec![Role::Split, Role::Split, Role::Split];
+        roles.extend(mask.as_ref().map(|_| Role::Split));
+        roles.extend(attn_bias.as_ref().map(|_| Role::Split));
+        let op = batch_shared(BATCH_OR_CHANNELS.into(), roles, vec![Yield::Split]);
+        let spec = Spec::inferred(shape, query.dtype());
+        let inputs = (query, key, value, mask, attn_bias);
+        apply(Call::new("attention", op).heavy(work), inputs, spec, move |(q, k, v, m, b), _| {
+            B::attention(q, k, v, m, b, options)
+        })
+    }
+
+    fn layer_norm(
+        tensor: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: Option<FloatTensor<Self>>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        let rows = rows_of(&tensor.shape());
+        let mut roles = vec![Role::Split, Role::Whole];
+        roles.extend(beta.as_ref().map(|_| Role::Whole));
+        let spec = Spec::new(tensor.shape(), tensor.dtype());
+        let call = Call::new("layer_norm", batch_shared(rows, roles, vec![Yield::Split]));
+        apply(call, (tensor, gamma, beta), spec, move |(x, g, b), _| B::layer_norm(x, g, b, epsilon))
+    }
+
+    fn ctc_loss(
+        log_probs: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        input_lengths: IntTensor<Self>,
+        target_lengths: IntTensor<Self>,
+        blank: usize,
+    ) -> FloatTensor<Self> {
+        let inputs = (log_probs, targets, input_lengths, target_lengths);
+        apply(whole("ctc_loss"), inputs, Spec::unknown(), move |(p, t, i, l), _| B::ctc_loss(p, t, i, l, blank))
+    }
+
+    fn has_ctc_loss_backward() -> bool {
+        B::has_ctc_loss_backward()
+    }
+
+    fn ctc_loss_backward(
+        log_probs: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        input_lengths: IntTensor<Self>,
+        target_lengths: IntTensor<Self>,
+        grad_loss: FloatTensor<Self>,
+        blank: usize,
+    ) -> FloatTensor<Self> {
+        let spec = Spec::new(log_probs.shape(), log_probs.dtype());
+        let inputs = (log_probs, targets, input_lengths, target_lengths, grad_loss);
+        apply(whole("ctc_loss_backward"), inputs, spec, move |(p, t, i, l, g), _| {
+            B::ctc_loss_backward(p, t, i, l, g, blank)
+        })
+    }
+
+    fn rfft(signal: FloatTensor<Self>, dim: usize, n: Option<usize>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let call = Call::new("rfft", Op::Whole { num_outputs: 2 });
+        apply(call, (signal,), (Spec::unknown(), Spec::unknown()), move |(x,), _| B::rfft(x, dim, n))
+    }
+
+    fn irfft(
+        spectrum_re: FloatTensor<Self>,
+        spectrum_im: FloatTensor<Self>,
+        dim: usize,
+        n: Option<usize>,
+    ) -> FloatTensor<Self> {
+        apply(whole("irfft"), (spectrum_re, spectrum_im), Spec::unknown(), move |(re, im), _| B::irfft(re, im, dim, n))
+    }
+}
+
+/// Dims of `[.., features]` that hold rows.
+fn rows_of(shape: &Shape) -> Vec<usize> {
+    (0..shape.num_dims().saturating_sub(1)).collect()
+}
+
+/// Multiply-adds: each output element meets one filter.
+fn conv_work(output: &Result<Shape, MetadataError>, weight: &Shape) -> usize {
+    let filter: usize = weight.iter().skip(1).product();
+    output.as_ref().map_or(0, |shape| shape.num_elements() * filter)
+}
+
+fn resized(shape: Shape, [height, width]: [usize; 2]) -> Result<Shape, MetadataError> {
+    with_length(with_length(shape, 2, height)?, 3, width)
+}
+
+fn conv_forward<B: Member>(
+    name: &'static str,
+    x: ReplicaTensor<B, Float>,
+    weight: ReplicaTensor<B, Float>,
+    bias: Option<ReplicaTensor<B, Float>>,
+    shape: Result<Shape, MetadataError>,
+    work: usize,
+    body: impl Fn(
+        B::FloatTensorPrimitive,
+        B::FloatTensorPrimitive,
+        Option<B::FloatTensorPrimitive>,
+    ) -> B::FloatTensorPrimitive
+    + Send
+    + Sync
+    + 'static,
+) -> ReplicaTensor<B, Float> {
+    let mut roles = vec![Role::Split, Role::Whole];
+    roles.extend(bias.as_ref().map(|_| Role::Whole));
+    let call = Call::new(name, batch_shared(BATCH.into(), roles, vec![Yield::Split])).heavy(work);
+    let spec = Spec::inferred(shape, x.dtype());
+    apply(call, (x, weight, bias), spec, move |(x, w, b), _| body(x, w, b))
+}
+
+/// The gradient of a weight or bias: each member's share of the batch gives a part of the sum.
+fn weight_gradient<B: Member>(
+    name: &'static str,
+    x: ReplicaTensor<B, Float>,
+    weight: ReplicaTensor<B, Float>,
+    output_grad: ReplicaTensor<B, Float>,
+    work: usize,
+    body: impl Fn(B::FloatTensorPrimitive, B::FloatTensorPrimitive, B::FloatTensorPrimitive) -> B::FloatTensorPrimitive
+    + Send
+    + Sync
+    + 'static,
+) -> ReplicaTensor<B, Float> {
+    let spec = Spec::new(weight.shape(), weight.dtype());
+    let roles = vec![Role::Split, Role::Whole, Role::Split];
+    let call = Call::new(name, batch_shared(BATCH.into(), roles, vec![Yield::Sum])).heavy(work);
+    apply(call, (x, weight, output_grad), spec, move |(x, w, g), _| body(x, w, g))
+}
+
+/// Pooling and other spatial ops that leave batch and channels apart.
+fn pool<B: Member>(
+    name: &'static str,
+    x: ReplicaTensor<B, Float>,
+    shape: Result<Shape, MetadataError>,
+    body: impl Fn(B::FloatTensorPrimitive) -> B::FloatTensorPrimitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, Float> {
+    let spec = Spec::inferred(shape, x.dtype());
+    let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split], vec![Yield::Split]);
+    apply(Call::new(name, op), (x,), spec, move |(x,), _| body(x))
+}
+
+fn pool_with_indices<B: Member>(
+    name: &'static str,
+    x: ReplicaTensor<B, Float>,
+    shape: Result<Shape, MetadataError>,
+    body: impl Fn(B::FloatTensorPrimitive) -> (B::FloatTensorPrimitive, B::IntTensorPrimitive) + Send + Sync + 'static,
+) -> (ReplicaTensor<B, Float>, ReplicaTensor<B, crate::value::Int>) {
+    let specs = (Spec::inferred(shape.clone(), x.dtype()), Spec::any_dtype(shape));
+    let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split], vec![Yield::Split, Yield::Split]);
+    apply(Call::new(name, op), (x,), specs, move |(x,), _| body(x))
+}
+
+fn pool_backward<B: Member>(
+    name: &'static str,
+    x: ReplicaTensor<B, Float>,
+    grad: ReplicaTensor<B, Float>,
+    body: impl Fn(B::FloatTensorPrimitive, B::FloatTensorPrimitive) -> B::FloatTensorPrimitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, Float> {
+    let spec = Spec::new(x.shape(), x.dtype());
+    let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split, Role::Split], vec![Yield::Split]);
+    apply(Call::new(name, op), (x, grad), spec, move |(x, g), _| body(x, g))
+}
+
+/// Max pooling's backward op.
+fn unpool<B: Member>(
+    name: &'static str,
+    x: ReplicaTensor<B, Float>,
+    grad: ReplicaTensor<B, Float>,
+    indices: ReplicaTensor<B, crate::value::Int>,
+    body: impl Fn(B::FloatTensorPrimitive, B::FloatTensorPrimitive, B::IntTensorPrimitive) -> B::FloatTensorPrimitive
+    + Send
+    + Sync
+    + 'static,
+) -> ReplicaTensor<B, Float> {
+    let spec = Spec::new(x.shape(), x.dtype());
+    let roles = vec![Role::Split, Role::Split, Role::Split];
+    let op = batch_shared(BATCH_OR_CHANNELS.into(), roles, vec![Yield::Split]);
+    apply(Call::new(name, op), (x, grad, indices), spec, move |(x, g, i), _| body(x, g, i))
+}

@@ -1,0 +1,227 @@
+//! How a group of members is set up, by fields or by the environment.
+
+use std::time::Duration;
+
+use bonfire_placement::Shares;
+
+use crate::ReplicaError;
+
+/// When a tensor that is still on the home device is spread over the members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Spread {
+    /// By the first linear, matmul, convolution or embedding of at least `min_work` multiply-adds that reads it; until
+    /// then operations run on the calling thread as they would without a replica.
+    OnHeavyOp {
+        /// Multiply-adds from which an operation is worth sharing.
+        min_work: usize,
+    },
+    /// At once, along dim 0. For tests: it makes every operation run on parts.
+    Eager,
+}
+
+impl Default for Spread {
+    fn default() -> Self {
+        Spread::OnHeavyOp { min_work: 1 << 19 }
+    }
+}
+
+/// Settings of a [`ReplicaDevice`](crate::ReplicaDevice).
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default))]
+pub struct ReplicaOptions {
+    /// How a batch is shared out among the members.
+    pub shares: Shares,
+    /// Threads of each member's own rayon pool; unset: the cores divided by the members, at least one.
+    pub threads_per_member: Option<usize>,
+    /// When tensors are spread over the members.
+    pub spread: Spread,
+    /// Operations a member's queue holds before the caller waits.
+    pub max_queued_ops: usize,
+    /// Bytes of tensors on their way from the home device that the queues hold before the caller waits.
+    pub max_queued_bytes: usize,
+    /// How long to wait for a member that makes no progress, and for members in a collective.
+    pub timeout: Duration,
+}
+
+impl Default for ReplicaOptions {
+    fn default() -> Self {
+        Self {
+            shares: Shares::Equal,
+            threads_per_member: None,
+            spread: Spread::default(),
+            max_queued_ops: 1024,
+            max_queued_bytes: 1 << 30,
+            timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+impl ReplicaOptions {
+    pub(crate) fn validate(&self, num_members: usize) -> Result<(), ReplicaError> {
+        let at_least_one = |option, value: usize| match value {
+            0 => Err(ReplicaError::Option { option, value: "0".into(), expected: "at least 1" }),
+            _ => Ok(()),
+        };
+        at_least_one("threads_per_member", self.threads_per_member.unwrap_or(1))?;
+        at_least_one("max_queued_ops", self.max_queued_ops)?;
+        at_least_one("max_queued_bytes", self.max_queued_bytes)?;
+        if self.timeout.is_zero() {
+            return Err(ReplicaError::Option {
+                option: "timeout",
+                value: "0 s".into(),
+                expected: "a duration above zero",
+            });
+        }
+        let shares = match &self.shares {
+            // Alone, the first member would have to take the rest as well.
+            Shares::First(_) if num_members == 1 => self.shares.lengths(usize::MAX, 1).map(drop),
+            shares => shares.validate(num_members),
+        };
+        shares.map_err(|reason| ReplicaError::Shares { num_members, reason })
+    }
+}
+
+/// What the environment says of the default device; the one place where it is read.
+///
+/// | variable | meaning |
+/// |---|---|
+/// | `BONFIRE_MEMBERS` | members of the default device |
+/// | `BONFIRE_THREADS_PER_MEMBER` | [`ReplicaOptions::threads_per_member`] |
+/// | `BONFIRE_SHARES` | weights of the members, as `2,3,3` |
+/// | `BONFIRE_SPREAD` | `heavy` (default) or `eager` |
+/// | `BONFIRE_TIMEOUT_SECONDS` | [`ReplicaOptions::timeout`] |
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Environment {
+    /// `BONFIRE_MEMBERS`.
+    pub num_members: Option<usize>,
+    /// Defaults, changed by the other variables.
+    pub options: ReplicaOptions,
+}
+
+impl Environment {
+    /// Reads the process environment.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplicaError::Environment`] for a value that cannot be read.
+    pub fn read() -> Result<Self, ReplicaError> {
+        Self::from_lookup(|variable| std::env::var(variable).ok())
+    }
+
+    /// As [`read`](Self::read), from any source of variables. An empty value counts as unset.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, ReplicaError> {
+        let lookup = |variable| lookup(variable).filter(|value| !value.trim().is_empty());
+        let number = |variable| positive(variable, lookup(variable));
+
+        let mut environment = Self { num_members: number("BONFIRE_MEMBERS")?, ..Self::default() };
+        let options = &mut environment.options;
+        options.threads_per_member = number("BONFIRE_THREADS_PER_MEMBER")?;
+        if let Some(seconds) = number("BONFIRE_TIMEOUT_SECONDS")? {
+            options.timeout = Duration::from_secs(seconds as u64);
+        }
+        if let Some(value) = lookup("BONFIRE_SHARES") {
+            options.shares = weights(&value).ok_or(ReplicaError::Environment {
+                variable: "BONFIRE_SHARES",
+                value,
+                expected: "one whole number per member, separated by commas, as 2,3,3",
+            })?;
+        }
+        if let Some(value) = lookup("BONFIRE_SPREAD") {
+            options.spread = match value.trim() {
+                "heavy" => Spread::default(),
+                "eager" => Spread::Eager,
+                _ => {
+                    return Err(ReplicaError::Environment {
+                        variable: "BONFIRE_SPREAD",
+                        value,
+                        expected: "heavy or eager",
+                    });
+                }
+            };
+        }
+        Ok(environment)
+    }
+}
+
+fn positive(variable: &'static str, value: Option<String>) -> Result<Option<usize>, ReplicaError> {
+    let Some(value) = value else { return Ok(None) };
+    match value.trim().parse::<usize>() {
+        Ok(number) if number > 0 => Ok(Some(number)),
+        _ => Err(ReplicaError::Environment { variable, value, expected: "a whole number of at least 1" }),
+    }
+}
+
+fn weights(value: &str) -> Option<Shares> {
+    let weights: Result<Vec<u32>, _> = value.split(',').map(|weight| weight.trim().parse()).collect();
+    weights.ok().map(Shares::Weighted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Environment, ReplicaError> {
+        Environment::from_lookup(|wanted| {
+            variables.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.to_string())
+        })
+    }
+
+    #[test]
+    fn an_empty_environment_gives_the_defaults() {
+        assert_eq!(read(&[]).unwrap(), Environment::default());
+        assert_eq!(read(&[("BONFIRE_MEMBERS", " ")]).unwrap(), Environment::default());
+    }
+
+    #[test]
+    fn every_variable_is_read() {
+        let environment = read(&[
+            ("BONFIRE_MEMBERS", "3"),
+            ("BONFIRE_THREADS_PER_MEMBER", "2"),
+            ("BONFIRE_SHARES", "2, 3,3"),
+            ("BONFIRE_SPREAD", "eager"),
+            ("BONFIRE_TIMEOUT_SECONDS", "7"),
+        ])
+        .unwrap();
+        assert_eq!(environment.num_members, Some(3));
+        assert_eq!(environment.options.threads_per_member, Some(2));
+        assert_eq!(environment.options.shares, Shares::Weighted(vec![2, 3, 3]));
+        assert_eq!(environment.options.spread, Spread::Eager);
+        assert_eq!(environment.options.timeout, Duration::from_secs(7));
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_read_is_an_error_that_names_the_variable() {
+        for (variable, value) in [
+            ("BONFIRE_MEMBERS", "0"),
+            ("BONFIRE_MEMBERS", "many"),
+            ("BONFIRE_THREADS_PER_MEMBER", "-1"),
+            ("BONFIRE_SHARES", "1,,2"),
+            ("BONFIRE_SPREAD", "lazy"),
+            ("BONFIRE_TIMEOUT_SECONDS", "1.5"),
+        ] {
+            let message = read(&[(variable, value)]).unwrap_err().to_string();
+            assert!(message.contains(variable) && message.contains(value), "{message}");
+        }
+    }
+
+    #[test]
+    fn options_that_could_not_work_are_refused() {
+        let refused = [
+            ReplicaOptions { threads_per_member: Some(0), ..Default::default() },
+            ReplicaOptions { max_queued_ops: 0, ..Default::default() },
+            ReplicaOptions { max_queued_bytes: 0, ..Default::default() },
+            ReplicaOptions { timeout: Duration::ZERO, ..Default::default() },
+            ReplicaOptions { shares: Shares::Weighted(vec![1, 1, 1]), ..Default::default() },
+        ];
+        for options in refused {
+            assert!(options.validate(2).is_err(), "{options:?}");
+        }
+        ReplicaOptions::default().validate(2).unwrap();
+    }
+}

@@ -1,0 +1,140 @@
+//! Reading a tensor to the host.
+
+use std::sync::Arc;
+
+use bonfire_collectives::CollectiveError;
+use bonfire_placement::Placement;
+use burn_backend::{Bytes, ExecutionError, Shape, TensorData};
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::{
+    Member,
+    group::{MemberContext, Task},
+    member,
+    redistribute::Source,
+    tensor::Tensor,
+};
+
+/// Reads the whole tensor. Values at home are read as the inner backend does; a replicated one is read from the first
+/// member, a sharded one part by part.
+///
+/// # Errors
+///
+/// The inner backend's, for a tensor at home.
+///
+/// # Panics
+///
+/// With the first cause, if the group is broken or breaks before the values are there: an error returned here would
+/// reach the user of Burn's metrics without its message.
+pub(crate) async fn into_data<B: Member>(tensor: Tensor<B>) -> Result<TensorData, ExecutionError> {
+    if !tensor.storage.placement.is_spread() {
+        tensor.device.group.assert_whole();
+        return tensor.into_home().into_data().await;
+    }
+    let device = tensor.device.clone();
+    let (shape, dtype) = (tensor.shape.clone(), tensor.dtype);
+    let placement = match &tensor.storage.placement {
+        Placement::Partial { .. } => Placement::Replicate,
+        own => own.clone(),
+    };
+    let order = device.group.order();
+    let (sender, receiver) = bounded(device.num_members());
+    order.enqueue(Arc::new(ReadTask {
+        source: order.source(tensor, &placement),
+        placement: placement.clone(),
+        sender,
+    }));
+    drop(order);
+    let parts = collect(&device.group, &receiver, &placement);
+    Ok(match placement {
+        Placement::Shard { dim, .. } => join(parts, dim, shape, dtype),
+        _ => parts.into_iter().next().expect("the first member's value"),
+    })
+}
+
+/// # Panics
+///
+/// If the group breaks.
+fn collect<B: Member>(
+    group: &crate::group::Group<B>,
+    receiver: &Receiver<(usize, TensorData)>,
+    placement: &Placement,
+) -> Vec<TensorData> {
+    let members: Vec<usize> = (0..group.num_members()).filter(|&rank| is_read(placement, rank)).collect();
+    let mut parts: Vec<(usize, TensorData)> =
+        members.iter().map(|&member| group.wait(receiver, member).unwrap_or_else(|error| panic!("{error}"))).collect();
+    parts.sort_by_key(|(rank, _)| *rank);
+    parts.into_iter().map(|(_, data)| data).collect()
+}
+
+/// Which members' values are read.
+fn is_read(placement: &Placement, rank: usize) -> bool {
+    match placement {
+        Placement::Shard { lengths, .. } => lengths.of(rank) > 0,
+        _ => rank == 0,
+    }
+}
+
+struct ReadTask<B: Member> {
+    source: Source<B>,
+    placement: Placement,
+    sender: Sender<(usize, TensorData)>,
+}
+
+impl<B: Member> Task<B> for ReadTask<B> {
+    fn operation(&self) -> &'static str {
+        "read"
+    }
+
+    fn run(&self, context: &MemberContext<B>) -> Result<(), CollectiveError> {
+        let value = self.source.fetch(context);
+        if is_read(&self.placement, context.rank) {
+            // The reader may have given up waiting.
+            let _ = self.sender.send((context.rank, member::read(value)));
+        }
+        Ok(())
+    }
+}
+
+/// Joins parts along `dim`, in order.
+fn join(parts: Vec<TensorData>, dim: usize, shape: Shape, dtype: burn_backend::DType) -> TensorData {
+    let row_bytes: usize = shape[dim + 1..].iter().product::<usize>() * dtype.size();
+    let num_blocks: usize = shape[..dim].iter().product();
+    let mut bytes = Vec::with_capacity(shape.num_elements() * dtype.size());
+    for block in 0..num_blocks {
+        for part in &parts {
+            let block_bytes = part.shape[dim] * row_bytes;
+            bytes.extend_from_slice(&part.bytes[block * block_bytes..][..block_bytes]);
+        }
+    }
+    TensorData { bytes: Bytes::from_bytes_vec(bytes), shape, dtype }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::DType;
+
+    use super::*;
+
+    #[test]
+    fn parts_of_unequal_length_are_joined_along_any_dim() {
+        let whole: Vec<i32> = (0..24).collect();
+        for dim in 0..3 {
+            let shape = [2usize, 3, 4];
+            let cut = 1;
+            let part = |range: std::ops::Range<usize>| {
+                let mut part_shape = shape;
+                part_shape[dim] = range.len();
+                let index = |i: usize, j: usize, k: usize| (i * 3 + j) * 4 + k;
+                let values: Vec<i32> = (0..shape[0])
+                    .flat_map(|i| (0..shape[1]).flat_map(move |j| (0..shape[2]).map(move |k| [i, j, k])))
+                    .filter(|at| range.contains(&at[dim]))
+                    .map(|at| whole[index(at[0], at[1], at[2])])
+                    .collect();
+                TensorData::new(values, part_shape)
+            };
+            let joined = join(vec![part(0..cut), part(cut..shape[dim])], dim, shape.into(), DType::I32);
+            assert_eq!(joined.to_vec::<i32>().unwrap(), whole, "dim {dim}");
+        }
+    }
+}

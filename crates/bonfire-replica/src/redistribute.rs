@@ -1,0 +1,228 @@
+//! From one placement to another: which parts a task reads, and the tasks that make them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bonfire_collectives::{CollectiveError, ReduceOp};
+use bonfire_placement::{PartialOp, Placement, Redistribution, redistribute};
+use burn_backend::{DType, Shape};
+
+use crate::{
+    Member,
+    group::{MemberContext, Order, Task},
+    tensor::{Fill, Parts, Reading, Storage, Tensor},
+    value::Value,
+};
+
+/// Where a task finds an input.
+pub(crate) enum Source<B: Member> {
+    Parts {
+        parts: Arc<Parts<B>>,
+        reading: Reading,
+    },
+    /// Made on the spot by each member.
+    Fill {
+        fill: Fill<B>,
+        placement: Placement,
+        shape: Shape,
+        dtype: DType,
+    },
+}
+
+impl<B: Member> Source<B> {
+    pub(crate) fn fetch(&self, member: &MemberContext<B>) -> Value<B> {
+        match self {
+            Source::Parts { parts, reading } => parts.read(member.rank, *reading),
+            Source::Fill { fill, placement, shape, dtype } => {
+                let shape = Shape::from(placement.local_shape(shape, member.rank));
+                (fill.full)(shape, fill.value, &member.device, *dtype)
+            }
+        }
+    }
+}
+
+impl<B: Member> Order<'_, B> {
+    /// Gives up one handle of `tensor` and says where its parts in `placement` will be, after queueing the task that
+    /// makes them if nobody has needed that form before.
+    pub(crate) fn source(&self, tensor: Tensor<B>, placement: &Placement) -> Source<B> {
+        let Tensor { shape, dtype, storage, .. } = tensor;
+        if let Some(fill) = storage.as_fill() {
+            return Source::Fill { fill, placement: placement.clone(), shape, dtype };
+        }
+        // Handles are given up under the order lock, so whoever sees none left is the last to enqueue.
+        match Arc::try_unwrap(storage) {
+            Ok(storage) => {
+                let parts = self.parts(&storage, placement, Reading::Take);
+                Source::Parts { parts, reading: Reading::Take }
+            }
+            Err(storage) => {
+                let parts = self.parts(&storage, placement, Reading::Share);
+                Source::Parts { parts, reading: Reading::Share }
+            }
+        }
+    }
+
+    fn parts(&self, storage: &Storage<B>, placement: &Placement, reading: Reading) -> Arc<Parts<B>> {
+        if let Some(parts) = storage.form(placement) {
+            return parts;
+        }
+        let parts = Parts::new(self.group.num_members());
+        // A replicated form is the cheapest to start from: slicing it moves nothing.
+        let replicated = storage.form(&Placement::Replicate).map(|parts| (Placement::Replicate, parts));
+        let own = || storage.form(&storage.placement).map(|parts| (storage.placement.clone(), parts));
+        match replicated.or_else(own) {
+            Some((from, source)) => self.enqueue(Arc::new(RedistributeTask {
+                how: redistribute(&from, placement).expect("rules ask for legal moves only"),
+                from,
+                to: placement.clone(),
+                source,
+                reading,
+                target: parts.clone(),
+            })),
+            None => {
+                let value = storage.at_home().expect("a tensor is at home or has parts");
+                self.enqueue(Arc::new(SpreadTask::new(value, placement, parts.clone())));
+            }
+        }
+        storage.keep_form(placement.clone(), parts.clone());
+        parts
+    }
+}
+
+/// Brings a value of the home device to the members, whole or in parts.
+struct SpreadTask<B: Member> {
+    /// Cut on the caller's thread, since the home device is the caller's.
+    pieces: Vec<Mutex<Option<Value<B>>>>,
+    bytes: usize,
+    target: Arc<Parts<B>>,
+}
+
+impl<B: Member> SpreadTask<B> {
+    fn new(value: &Value<B>, placement: &Placement, target: Arc<Parts<B>>) -> Self {
+        let num_elements = value.shape().num_elements();
+        let num_pieces = target.num_members();
+        let pieces = (0..num_pieces)
+            .map(|rank| match placement {
+                Placement::Shard { dim, lengths } => value.clone().narrow(*dim, lengths.range(rank)),
+                Placement::Replicate => value.clone(),
+                Placement::Local | Placement::Fill | Placement::Partial { .. } => {
+                    panic!("no rule spreads a tensor to {placement}")
+                }
+            })
+            .map(|piece| Mutex::new(Some(piece)))
+            .collect();
+        Self { pieces, bytes: num_elements * value.dtype().size() / num_pieces, target }
+    }
+}
+
+impl<B: Member> Task<B> for SpreadTask<B> {
+    fn operation(&self) -> &'static str {
+        "spread"
+    }
+
+    fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
+        let piece = self.pieces[member.rank].lock().unwrap_or_else(PoisonError::into_inner).take();
+        let piece = piece.expect("each member takes its piece once");
+        self.target.set(member.rank, B::move_to(piece, &member.device));
+        Ok(())
+    }
+
+    fn carried_bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Makes the parts of one placement from those of another.
+struct RedistributeTask<B: Member> {
+    how: Redistribution,
+    from: Placement,
+    to: Placement,
+    source: Arc<Parts<B>>,
+    reading: Reading,
+    target: Arc<Parts<B>>,
+}
+
+impl<B: Member> Task<B> for RedistributeTask<B> {
+    fn operation(&self) -> &'static str {
+        match self.how {
+            Redistribution::Keep | Redistribution::Spread => "keep",
+            Redistribution::Slice => "slice of a replicated tensor",
+            Redistribution::AllGather => "all_gather",
+            Redistribution::AllReduce => "all_reduce",
+            Redistribution::ReduceScatter => "reduce_scatter",
+            Redistribution::AllToAll => "all_to_all",
+        }
+    }
+
+    fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
+        let part = self.source.read(member.rank, self.reading);
+        let value = match (&self.from, self.how) {
+            (Placement::Shard { dim, .. }, Redistribution::AllGather | Redistribution::AllToAll) => {
+                self.join(part, *dim, member)?
+            }
+            (Placement::Partial { op }, Redistribution::AllReduce | Redistribution::ReduceScatter) => {
+                let reduced = B::all_reduce(vec![part], reduce_op(*op), &member.communicator)?;
+                self.own(reduced.into_iter().next().expect("one in, one out"), member.rank)
+            }
+            (Placement::Replicate, Redistribution::Slice) => self.own(part, member.rank),
+            (from, how) => panic!("{how:?} from {from} to {}: no such move", self.to),
+        };
+        self.target.set(member.rank, value);
+        Ok(())
+    }
+}
+
+impl<B: Member> RedistributeTask<B> {
+    /// This member's part of a value that it holds whole.
+    fn own(&self, whole: Value<B>, rank: usize) -> Value<B> {
+        match &self.to {
+            Placement::Shard { dim, lengths } => whole.narrow(*dim, lengths.range(rank)),
+            _ => whole,
+        }
+    }
+
+    /// Reads all members' parts and joins what this member's new part needs of them.
+    fn join(&self, part: Value<B>, dim: usize, member: &MemberContext<B>) -> Result<Value<B>, CollectiveError> {
+        let num_bytes = part.shape().num_elements() * part.dtype().size();
+        let name = self.operation();
+        let parts = member.communicator.exchange(name, num_bytes, Arc::new(part))?;
+        let Placement::Shard { lengths: cut, .. } = &self.from else { panic!("only a sharded tensor is joined") };
+        let mut pieces = Vec::with_capacity(parts.len());
+        let mut nothing = None;
+        for (rank, part) in parts.into_iter().enumerate() {
+            let part = Arc::unwrap_or_clone(part);
+            if cut.of(rank) == 0 {
+                nothing = Some(part);
+                continue;
+            }
+            let piece = match &self.to {
+                Placement::Shard { dim: to_dim, lengths } if *to_dim != dim => {
+                    part.narrow(*to_dim, lengths.range(member.rank))
+                }
+                Placement::Shard { lengths, .. } => {
+                    let (have, want) = (cut.range(rank), lengths.range(member.rank));
+                    let (start, end) = (have.start.max(want.start), have.end.min(want.end));
+                    if start >= end {
+                        nothing = Some(part.narrow(dim, 0..0));
+                        continue;
+                    }
+                    part.narrow(dim, start - have.start..end - have.start)
+                }
+                _ => part,
+            };
+            pieces.push(B::move_to(piece, &member.device));
+        }
+        if pieces.is_empty() {
+            return Ok(nothing.expect("every part was empty or outside of the new cut"));
+        }
+        Ok(Value::cat(pieces, dim))
+    }
+}
+
+/// The collectives' name of a partial placement's operation.
+fn reduce_op(op: PartialOp) -> ReduceOp {
+    match op {
+        PartialOp::Sum => ReduceOp::Sum,
+        PartialOp::Max => ReduceOp::Max,
+        PartialOp::Min => ReduceOp::Min,
+    }
+}

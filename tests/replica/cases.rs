@@ -1,0 +1,289 @@
+//! Faults that users met in other trainers, each with its right value.
+
+use bonfire::{Replica, Spread};
+use burn::{
+    backend::Autodiff,
+    data::{
+        dataloader::{DataLoaderBuilder, batcher::Batcher},
+        dataset::InMemDataset,
+    },
+    module::{Module, Param},
+    nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig},
+    optim::{GradientsParams, Optimizer, SgdConfig},
+    tensor::{
+        Int, Tensor, TensorData,
+        backend::{AutodiffBackend, Backend},
+    },
+};
+use burn_flex::{Flex, FlexDevice};
+
+use super::{
+    programs::{Program, same_as_one_device},
+    runs::{ALWAYS, draw_alone, pseudo_random, replica},
+};
+
+type Ad = Autodiff<Replica<Flex>>;
+
+fn assert_close(found: TensorData, expected: &[f64], tolerance: f64) {
+    let found: Vec<f64> = found.iter::<f64>().collect();
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for (ours, right) in found.iter().zip(expected) {
+        assert!((ours - right).abs() <= tolerance, "{found:?}, right is {expected:?}");
+    }
+}
+
+fn tensor<B: Backend, const D: usize>(seed: u64, shape: [usize; D], device: &B::Device) -> Tensor<B, D> {
+    let values = pseudo_random(seed, shape.iter().product());
+    Tensor::<B, 1>::from_data(TensorData::from(values.as_slice()), device).reshape(shape)
+}
+
+/// Output, running mean and running variance of a fresh BatchNorm over one feature.
+fn batch_norm(values: &[f32], num_members: usize, spread: Spread) -> [TensorData; 3] {
+    let device = replica::<Flex>(num_members, spread);
+    let norm: BatchNorm<Ad> = BatchNormConfig::new(1).init(&device);
+    let x = Tensor::<Ad, 2>::from_data(TensorData::new(values.to_vec(), [values.len(), 1]), &device);
+    let output = norm.forward(x);
+    [output.into_data(), norm.running_mean.value_sync().into_data(), norm.running_var.value_sync().into_data()]
+}
+
+/// Case 43.
+#[test]
+fn batch_norm_uses_the_statistics_of_the_whole_batch_not_of_a_member() {
+    for num_members in 1..=4 {
+        for spread in [ALWAYS, Spread::Eager] {
+            let [output, mean, variance] = batch_norm(&[1.0, 2.0, 6.0], num_members, spread);
+            assert_close(output, &[-0.925_82, -0.462_91, 1.388_73], 1e-4);
+            assert_close(mean, &[0.3], 1e-6);
+            assert_close(variance, &[1.366_67], 1e-5);
+        }
+    }
+}
+
+/// Case 44.
+#[test]
+fn batch_norm_of_one_item_over_two_members_has_no_nan() {
+    for spread in [ALWAYS, Spread::Eager] {
+        let [output, mean, variance] = batch_norm(&[5.0], 2, spread);
+        assert_close(output, &[0.0], 1e-6);
+        assert_close(mean, &[0.5], 1e-6);
+        assert_close(variance, &[0.9], 1e-6);
+    }
+}
+
+/// Case 45.
+#[test]
+fn a_mean_over_unequal_parts_is_not_the_mean_of_their_means() {
+    let device = replica::<Flex>(2, Spread::Eager);
+    let x = Tensor::<Replica<Flex>, 1>::from_data([1.0f32, 2.0, 3.0, 4.0, 5.0], &device);
+    assert_close(x.clone().mean().into_data(), &[3.0], 0.0);
+    assert_close(x.mean_dim(0).into_data(), &[3.0], 0.0);
+}
+
+/// A batch of numbers, as a loader makes it.
+#[derive(Clone)]
+struct ToTensor;
+
+impl<B: Backend> Batcher<B, f32, Tensor<B, 2>> for ToTensor {
+    fn batch(&self, items: Vec<f32>, device: &B::Device) -> Tensor<B, 2> {
+        let num_items = items.len();
+        Tensor::from_data(TensorData::new(items, [num_items, 1]), device)
+    }
+}
+
+/// Case 46.
+#[test]
+fn an_epoch_of_one_item_over_two_members_ends_after_one_update() {
+    for spread in [ALWAYS, Spread::Eager] {
+        let device = replica::<Flex>(2, spread);
+        let mut model: Linear<Ad> = LinearConfig::new(1, 1).with_bias(false).init(&device);
+        model.weight = Param::from_data([[1.0f32]], &device);
+        let mut optimizer = SgdConfig::new().init();
+        let loader = DataLoaderBuilder::<Ad, _, _>::new(ToTensor)
+            .batch_size(4)
+            .set_device(device.clone())
+            .build(InMemDataset::new(vec![2.0f32]));
+        let mut num_updates = 0;
+        for x in loader.iter() {
+            // y = wx against 3x: the gradient at w = 1, x = 2 is 2 (w - 3) x^2 = -16.
+            let loss = (model.forward(x.clone()) - x * 3.0).square().mean();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(0.125, model, grads);
+            num_updates += 1;
+        }
+        assert_eq!(num_updates, 1);
+        assert_close(model.weight.val().into_data(), &[3.0], 0.0);
+    }
+}
+
+/// Case 48, each against one device.
+mod the_batch_is_not_what_it_seems {
+    use super::*;
+
+    /// Sequence first: dim 0 is time, the batch is dim 1.
+    struct BatchInDim1;
+
+    impl Program for BatchInDim1 {
+        fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
+            let x = tensor::<B, 3>(1, [5, 3, 4], device);
+            let w = tensor::<B, 3>(2, [1, 4, 6], device);
+            let y = x.clone().matmul(w);
+            let per_item = y.clone().mean_dim(0).swap_dims(0, 1);
+            let centred = y - per_item.clone().swap_dims(0, 1);
+            vec![per_item.into_data(), centred.sum_dim(1).into_data(), x.flip([0]).into_data()]
+        }
+    }
+
+    #[test]
+    fn a_batch_in_dim_1() {
+        same_as_one_device::<BatchInDim1>(1e-5);
+    }
+
+    /// Every length is the number of members, so that a wrong dim would go unnoticed by shapes.
+    struct AllLengthsTwo;
+
+    impl Program for AllLengthsTwo {
+        fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
+            let x = tensor::<B, 2>(1, [2, 2], device);
+            let w = tensor::<B, 2>(2, [2, 2], device);
+            let y = x.clone().matmul(w.clone());
+            let z = y.clone().transpose().matmul(x) + w;
+            vec![y.into_data(), z.clone().into_data(), z.sum_dim(0).into_data()]
+        }
+    }
+
+    #[test]
+    fn batch_features_and_members_of_one_length() {
+        same_as_one_device::<AllLengthsTwo>(1e-5);
+    }
+
+    /// Two batches of different length meet in one loss.
+    struct TwoBatchSizes;
+
+    impl Program for TwoBatchSizes {
+        fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
+            let w = tensor::<B, 2>(3, [4, 3], device);
+            let few = tensor::<B, 2>(1, [100, 4], device).matmul(w.clone());
+            let many = tensor::<B, 2>(2, [5_000, 4], device).matmul(w);
+            let distance = few.clone().unsqueeze_dim::<3>(1) - many.clone().slice([0..50]).unsqueeze_dim::<3>(0);
+            let loss = few.clone().square().mean() + many.clone().square().mean();
+            let joined = Tensor::cat(vec![few, many], 0);
+            vec![
+                loss.into_data(),
+                distance.abs().sum_dim(2).into_data(),
+                joined.clone().mean_dim(0).into_data(),
+                joined.max_dim(1).into_data(),
+            ]
+        }
+    }
+
+    #[test]
+    fn two_batch_sizes_in_one_graph() {
+        same_as_one_device::<TwoBatchSizes>(1e-4);
+    }
+
+    /// The batch on both sides of a product.
+    struct GramMatrix;
+
+    impl Program for GramMatrix {
+        fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
+            let x = tensor::<B, 2>(1, [7, 5], device);
+            let gram = x.clone().matmul(x.clone().transpose());
+            let weights = burn::tensor::activation::softmax(gram.clone(), 1);
+            vec![gram.into_data(), weights.matmul(x).into_data()]
+        }
+    }
+
+    #[test]
+    fn a_product_of_the_batch_with_itself() {
+        same_as_one_device::<GramMatrix>(1e-5);
+    }
+
+    /// Nothing in a dim.
+    struct SizeZero;
+
+    impl Program for SizeZero {
+        fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
+            let x = tensor::<B, 2>(1, [5, 4], device);
+            let empty = Tensor::<B, 2>::zeros([0, 4], device);
+            let y = x.matmul(tensor::<B, 2>(2, [4, 3], device));
+            let joined = Tensor::cat(vec![empty.clone(), tensor::<B, 2>(3, [3, 4], device)], 0);
+            vec![y.into_data(), (empty * 2.0).into_data(), joined.into_data()]
+        }
+    }
+
+    #[test]
+    fn tensors_of_size_zero() {
+        same_as_one_device::<SizeZero>(1e-5);
+    }
+
+    /// A parameter of size 0 in a model that trains.
+    #[derive(Module, Debug)]
+    struct WithEmptyParameter<B: Backend> {
+        linear: Linear<B>,
+        empty: Param<Tensor<B, 1>>,
+    }
+
+    fn steps<B: AutodiffBackend>(device: &B::Device) -> Vec<f64> {
+        let mut model = WithEmptyParameter::<B> {
+            linear: LinearConfig::new(4, 2).with_bias(false).init(device),
+            empty: Param::from_tensor(Tensor::zeros([0], device)),
+        };
+        model.linear.weight = Param::from_tensor(tensor::<B, 2>(5, [4, 2], device));
+        let mut optimizer = SgdConfig::new().init();
+        for step in 0..3 {
+            let y = model.linear.forward(tensor::<B, 2>(step, [6, 4], device));
+            let loss = y.square().mean() + (model.empty.val() * 2.0).sum();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(0.1, model, grads);
+        }
+        assert_eq!(model.empty.val().dims(), [0]);
+        model.linear.weight.val().into_data().iter::<f64>().collect()
+    }
+
+    #[test]
+    fn a_parameter_of_size_zero() {
+        let expected = steps::<Autodiff<Flex>>(&FlexDevice);
+        for num_members in 1..=4 {
+            for spread in [ALWAYS, Spread::Eager] {
+                let found = steps::<Ad>(&replica(num_members, spread));
+                for (ours, theirs) in found.iter().zip(&expected) {
+                    assert!((ours - theirs).abs() < 1e-6, "{num_members} members, {spread:?}: {ours}, not {theirs}");
+                }
+            }
+        }
+    }
+}
+
+/// Case 24: one replica draws what one device draws.
+#[test]
+fn a_dropout_mask_is_that_of_one_device() {
+    let _alone = draw_alone();
+    fn mask<B: AutodiffBackend>(device: &B::Device, shape: [usize; 2]) -> TensorData {
+        B::seed(device, 21);
+        let dropout: Dropout = DropoutConfig::new(0.5).init();
+        let ones = Tensor::<B, 2>::ones(shape, device).require_grad();
+        let spread = ones.matmul(Tensor::ones([shape[1], shape[1]], device));
+        dropout.forward(spread).inner().into_data()
+    }
+    for shape in [[64, 8], [7, 3], [1, 1000]] {
+        let expected = mask::<Autodiff<Flex>>(&FlexDevice, shape);
+        assert!(expected.iter::<f32>().any(|x| x == 0.0) && expected.iter::<f32>().any(|x| x != 0.0));
+        for num_members in 1..=4 {
+            for spread in [ALWAYS, Spread::Eager] {
+                assert_eq!(mask::<Ad>(&replica(num_members, spread), shape), expected, "{num_members} members");
+            }
+        }
+    }
+}
+
+/// Case 11, here for a loss over fewer items than members.
+#[test]
+fn members_without_items_do_not_make_a_loss_nan() {
+    let device = replica::<Flex>(4, Spread::Eager);
+    let x = Tensor::<Replica<Flex>, 2>::from_data([[1.0f32, 5.0], [2.0, 3.0], [9.0, 7.0]], &device);
+    assert_close(x.clone().mean().into_data(), &[4.5], 1e-6);
+    assert_close(x.clone().max_dim(0).into_data(), &[9.0, 7.0], 0.0);
+    assert_close(x.clone().min().into_data(), &[1.0], 0.0);
+    let indices = Tensor::<Replica<Flex>, 1, Int>::from_data([2, 0], &device);
+    assert_close(x.select(0, indices).into_data(), &[9.0, 7.0, 1.0, 5.0], 0.0);
+}

