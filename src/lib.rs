@@ -1,4 +1,11 @@
-//! Multi-device training for [Burn](https://burn.dev): several devices behave as one backend.
+#![doc = include_str!("../README.md")]
+//!
+//! # Feature flags
+//!
+//! - `ndarray`: `burn-ndarray` devices as members.
+//! - `serde`: [`ReplicaOptions`] can be read and written.
+
+#![forbid(unsafe_code)]
 
 pub use bonfire_collectives as collectives;
 pub use bonfire_placement as placement;

@@ -164,7 +164,7 @@ mod the_batch_is_not_what_it_seems {
             let w = tensor::<B, 2>(3, [4, 3], device);
             let few = tensor::<B, 2>(1, [100, 4], device).matmul(w.clone());
             let many = tensor::<B, 2>(2, [5_000, 4], device).matmul(w);
-            let distance = few.clone().unsqueeze_dim::<3>(1) - many.clone().slice([0..50]).unsqueeze_dim::<3>(0);
+            let distance = few.clone().unsqueeze_dim::<3>(1) - many.clone().narrow(0, 0, 50).unsqueeze_dim::<3>(0);
             let loss = few.clone().square().mean() + many.clone().square().mean();
             let joined = Tensor::cat(vec![few, many], 0);
             vec![

@@ -118,3 +118,24 @@ fn a_full_queue_makes_the_caller_wait_and_loses_nothing() {
     }
     assert_eq!(sum.mean().into_scalar(), 4.0 * 201.0);
 }
+
+#[test]
+fn options_are_read_from_a_file_with_defaults_for_what_it_leaves_out() {
+    let options: ReplicaOptions =
+        serde_json::from_str(r#"{"shares": {"Weighted": [2, 1]}, "spread": {"OnHeavyOp": {"min_work": 9}}}"#).unwrap();
+    let expected = ReplicaOptions {
+        shares: Shares::Weighted(vec![2, 1]),
+        spread: Spread::OnHeavyOp { min_work: 9 },
+        ..Default::default()
+    };
+    assert_eq!(options, expected);
+    let written = serde_json::to_string(&options).unwrap();
+    assert_eq!(serde_json::from_str::<ReplicaOptions>(&written).unwrap(), expected);
+    assert!(serde_json::from_str::<ReplicaOptions>(r#"{"share": 1}"#).is_err(), "a misspelt field is not ignored");
+}
+
+#[test]
+fn more_members_than_threads_could_be_made_for_are_refused() {
+    let error = ReplicaDevice::<Flex>::new(vec![FlexDevice; 100_000]).unwrap_err();
+    assert!(matches!(error, ReplicaError::TooManyMembers { num_members: 100_000, .. }), "{error}");
+}

@@ -1,9 +1,9 @@
 //! All-reduce between two threads against one thread's memcpy of the same size, measured in the same run.
 //!
 //! `cargo bench -p bonfire-collectives` prints a JSON line for each size and way. Every round measures all
-//! three one after the other; a round during which the host (steal) or other processes took more than 5 %
-//! of the CPU time (`/proc/stat`) does not count. Ratios and times are medians over the rounds that do;
-//! without enough of those a goal is not met.
+//! three one after the other; a round does not count if the host took more than 5 % of the CPU time (steal in
+//! `/proc/stat`) or a rank waited more than 5 % of the round for a core (`/proc/thread-self/schedstat`).
+//! Ratios and times are medians over the rounds that count; without enough of those no goal is met.
 
 use std::{
     fs,
@@ -17,8 +17,8 @@ use std::{
 use bonfire_collectives::{BufferMut, CollectiveError, Communicator, DType, ReduceOp, ThreadCommunicator, run_ranks};
 
 const NUM_ROUNDS: usize = 30;
-const MAX_ROUNDS: usize = 150;
-const MAX_DISTURBANCE: f64 = 0.05;
+const MAX_TIME: Duration = Duration::from_secs(60);
+const MAX_TAKEN: f64 = 0.05;
 
 /// One size of buffer: how often to repeat within a round, and what to reach.
 struct Case {
@@ -40,11 +40,11 @@ const CASES: [Case; 3] = [
     Case {
         name: "4 KiB",
         num_bytes: 4 << 10,
-        num_repeats: 4000,
+        num_repeats: 20_000,
         shared: Goal::Micros(10.0),
         in_place: Goal::Micros(10.0),
     },
-    Case { name: "1 MiB", num_bytes: 1 << 20, num_repeats: 100, shared: Goal::None, in_place: Goal::None },
+    Case { name: "1 MiB", num_bytes: 1 << 20, num_repeats: 500, shared: Goal::None, in_place: Goal::None },
     Case { name: "64 MiB", num_bytes: 64 << 20, num_repeats: 4, shared: Goal::Ratio(1.5), in_place: Goal::Ratio(2.5) },
 ];
 
@@ -75,22 +75,21 @@ fn measure(communicator: &ThreadCommunicator, case: &Case) -> Result<Vec<Round>,
     // One round to warm up, then those that may count.
     one_round(communicator, case, &pool, &mut buffer, &mut target)?;
     let mut rounds = Vec::new();
-    for _ in 0..MAX_ROUNDS {
-        let before = CpuTime::now();
+    let started = Instant::now();
+    loop {
+        let before = Taken::so_far();
         let round = one_round(communicator, case, &pool, &mut buffer, &mut target)?;
-        let mut go_on = [1u8];
-        if communicator.rank() == 0 {
-            if CpuTime::now().disturbance_since(&before) <= MAX_DISTURBANCE {
-                rounds.push(round);
-            }
-            go_on[0] = u8::from(rounds.len() < NUM_ROUNDS);
+        let mut taken = [Taken::so_far().share_since(&before)];
+        communicator.all_reduce(BufferMut::from_slice(&mut taken), ReduceOp::Max)?;
+        if taken[0] <= MAX_TAKEN {
+            rounds.push(round);
         }
-        communicator.broadcast(BufferMut::from_slice(&mut go_on), 0)?;
-        if go_on[0] == 0 {
-            break;
+        let mut is_last = [u8::from(rounds.len() == NUM_ROUNDS || started.elapsed() > MAX_TIME)];
+        communicator.broadcast(BufferMut::from_slice(&mut is_last), 0)?;
+        if is_last == [1] {
+            return Ok(rounds);
         }
     }
-    Ok(rounds)
 }
 
 fn one_round(
@@ -197,37 +196,41 @@ impl Drop for Pooled {
     }
 }
 
-/// CPU time since the start, in ticks: of the machine, of that stolen by the host, of this process.
-#[derive(Default)]
-struct CpuTime {
-    total: u64,
-    busy: u64,
-    steal: u64,
-    own: u64,
+/// What others have taken from this thread so far.
+struct Taken {
+    at: Instant,
+    /// Ticks of all cores, and those of them that the host took.
+    ticks: u64,
+    stolen_ticks: u64,
+    /// Ready to run, but without a core.
+    waited: Duration,
 }
 
-impl CpuTime {
+impl Taken {
     /// All zero where there is no `/proc`, so that every round counts.
-    fn now() -> Self {
-        let numbers = |text: &str| -> Vec<u64> { text.split_whitespace().filter_map(|n| n.parse().ok()).collect() };
-        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-        let process = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-        // user nice system idle iowait irq softirq steal; guest time is part of user.
-        let machine = numbers(stat.lines().next().unwrap_or_default());
-        // After the name in parentheses and the state, utime and stime are the 11th and 12th numbers.
-        let own = numbers(process.rsplit(')').next().unwrap_or_default());
-        let (&[user, nice, system, idle, iowait, irq, softirq, steal, ..], Some(own)) = (&machine[..], own.get(10..12))
-        else {
-            return Self::default();
+    fn so_far() -> Self {
+        let numbers = |path: &str| -> Vec<u64> {
+            let text = fs::read_to_string(path).unwrap_or_default();
+            let line = text.lines().next().unwrap_or_default();
+            line.split_whitespace().filter_map(|field| field.parse().ok()).collect()
         };
-        let busy = user + nice + system + irq + softirq;
-        Self { total: busy + idle + iowait + steal, busy, steal, own: own.iter().sum() }
+        // user nice system idle iowait irq softirq steal; guest time is part of user.
+        let ticks = numbers("/proc/stat");
+        // Nanoseconds on a core, nanoseconds waiting for one, number of slices.
+        let nanos = numbers("/proc/thread-self/schedstat");
+        Self {
+            at: Instant::now(),
+            ticks: ticks.iter().take(8).sum(),
+            stolen_ticks: ticks.get(7).copied().unwrap_or(0),
+            waited: Duration::from_nanos(nanos.get(1).copied().unwrap_or(0)),
+        }
     }
 
-    /// The share of the machine's time that went to others than this process.
-    fn disturbance_since(&self, before: &Self) -> f64 {
-        let [total, busy, steal, own] = [|t: &Self| t.total, |t: &Self| t.busy, |t: &Self| t.steal, |t: &Self| t.own]
-            .map(|of| of(self) - of(before));
-        (busy.saturating_sub(own) + steal) as f64 / total.max(1) as f64
+    /// The larger of the shares that the host and other threads took.
+    fn share_since(&self, before: &Self) -> f64 {
+        let ticks = self.ticks.saturating_sub(before.ticks).max(1);
+        let stolen = self.stolen_ticks.saturating_sub(before.stolen_ticks) as f64 / ticks as f64;
+        let waited = self.waited.saturating_sub(before.waited).as_secs_f64();
+        stolen.max(waited / (self.at - before.at).as_secs_f64())
     }
 }

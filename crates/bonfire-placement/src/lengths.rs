@@ -9,6 +9,7 @@ use crate::PlacementError;
 pub struct Lengths(Arc<[usize]>);
 
 /// How a dim is shared out among the ranks.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum Shares {
     /// The same for each rank; what is left over goes to the lower ranks, one row each.

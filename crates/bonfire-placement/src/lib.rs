@@ -48,7 +48,7 @@
 //!
 //! # Feature flags
 //!
-//! None.
+//! - `serde`: [`Shares`] can be read and written.
 
 #![forbid(unsafe_code)]
 

@@ -331,8 +331,7 @@ impl<B: Member> Worker<B> {
     /// Keeps the first cause and wakes the members that wait in a collective.
     fn break_group(&self, cause: ReplicaError) {
         let first = self.state.broken.get_or_init(|| cause);
-        // The communicator may be broken already; then there is nobody left to wake.
-        let _ = self.context.communicator.abort(&first.to_string());
+self.context.communicator.abort(&first.to_string());
     }
 }
 

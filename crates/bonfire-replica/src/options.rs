@@ -29,7 +29,7 @@ impl Default for Spread {
 /// Settings of a [`ReplicaDevice`](crate::ReplicaDevice).
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(default))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 pub struct ReplicaOptions {
     /// How a batch is shared out among the members.
     pub shares: Shares,
