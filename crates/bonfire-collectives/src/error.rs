@@ -6,8 +6,7 @@ use crate::{Collective, DType, ReduceOp};
 
 /// Why a collective did not happen.
 ///
-/// Every error breaks the group for good: a rank that stops alone would leave the others waiting. The
-/// exception is [`PartialElement`](Self::PartialElement), found before a group is involved.
+/// Every error of a call breaks the group for good: a rank that stops alone would leave the others waiting.
 /// The ranks concerned get the cause itself; every other and every later call gets
 /// [`Broken`](Self::Broken) around it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

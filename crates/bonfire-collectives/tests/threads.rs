@@ -349,14 +349,14 @@ fn random_delays_change_no_result() {
             let rank = communicator.rank();
             let mut own = Random::new(1, rank);
             let mut same = Random::new(2, 0);
-            for _ in 0..200 {
+            for _ in 0..120 {
                 match own.below(20) {
                     0 => thread::sleep(Duration::from_micros(own.below(300) as u64)),
                     1..5 => thread::yield_now(),
                     _ => {}
                 }
                 let (what, seed) = (same.below(6), same.bits());
-                let limit = if same.below(16) == 0 { 100_000 } else { 50 };
+                let limit = if same.below(16) == 0 { 60_000 } else { 50 };
                 let num_elements = same.below(limit);
                 let (dtype, op, root) = (DType::F32, ReduceOp::Mean, same.below(world_size));
                 let lengths: Vec<_> = (0..world_size).map(|_| same.below(1 + num_elements)).collect();

@@ -331,7 +331,7 @@ impl<B: Member> Worker<B> {
     /// Keeps the first cause and wakes the members that wait in a collective.
     fn break_group(&self, cause: ReplicaError) {
         let first = self.state.broken.get_or_init(|| cause);
-self.context.communicator.abort(&first.to_string());
+        self.context.communicator.abort(&first.to_string());
     }
 }
 
