@@ -60,3 +60,12 @@ fn two_runs_are_bitwise_equal() {
         }
     }
 }
+
+/// On one device that is used again, too: nothing that a first run leaves behind changes a second one.
+#[test]
+fn two_runs_on_one_replica_are_bitwise_equal() {
+    let _alone = draw_alone();
+    let device = replica::<Flex>(3, ALWAYS);
+    let run = || train::<Autodiff<Replica<Flex>>, Cnn<_>>(&device, 7, 11);
+    assert_eq!(run(), run());
+}

@@ -6,6 +6,7 @@ mod cases;
 mod equality;
 mod faults;
 mod models;
+mod operations;
 mod placements;
 mod programs;
 mod runs;

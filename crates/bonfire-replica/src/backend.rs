@@ -7,7 +7,7 @@ use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, 
 use crossbeam_channel::bounded;
 
 use crate::{
-    Member, ReplicaDevice, ReplicaTensor,
+    Member, ReplicaDevice, ReplicaError, ReplicaTensor,
     group::{MemberContext, Task},
     value::{Bool, Float, Int, Quantized},
 };
@@ -62,17 +62,15 @@ impl<B: Member> Backend for Replica<B> {
     /// The group's first cause if it is broken, or the inner backend's error.
     fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
         let group = &device.group;
-        let failed = |error: &dyn std::fmt::Display| ExecutionError::WithContext { reason: error.to_string() };
-        if let Some(cause) = group.broken() {
-            return Err(failed(cause));
-        }
+        let failed = |cause: ReplicaError| ExecutionError::WithContext { reason: cause.to_string() };
         let (sender, receiver) = bounded(group.num_members());
         run_on_all(device, "sync", move |member| {
             // The caller may have given up waiting.
-            let _ = sender.send(B::sync(&member.device));
-        });
-        for member in 0..group.num_members() {
-            group.wait(&receiver, member).map_err(|error| failed(&error))??;
+            let _ = sender.send((member.rank, B::sync(&member.device)));
+        })
+        .map_err(failed)?;
+        for (_, synced) in group.collect(&receiver, 0..group.num_members()).map_err(failed)? {
+            synced?;
         }
         B::sync(group.home())
     }
@@ -100,7 +98,8 @@ impl<B: Member> Backend for Replica<B> {
 
     fn memory_cleanup(device: &Self::Device) {
         B::memory_cleanup(device.group.home());
-        run_on_all(device, "memory_cleanup", |member| B::memory_cleanup(&member.device));
+        // The members of a broken group run nothing more, cleaning included.
+        let _ = run_on_all(device, "memory_cleanup", |member| B::memory_cleanup(&member.device));
     }
 
     fn staging<'a, Iter>(data: Iter, device: &Self::Device)
@@ -112,11 +111,15 @@ impl<B: Member> Backend for Replica<B> {
 }
 
 /// Enqueues something that is no tensor operation.
+///
+/// # Errors
+///
+/// The group's first cause, if it is broken.
 fn run_on_all<B: Member>(
     device: &ReplicaDevice<B>,
     operation: &'static str,
     body: impl Fn(&MemberContext<B>) + Send + Sync + 'static,
-) {
+) -> Result<(), ReplicaError> {
     struct BackendTask<F> {
         operation: &'static str,
         body: F,
@@ -133,5 +136,6 @@ fn run_on_all<B: Member>(
         }
     }
 
-    device.group.order().enqueue(Arc::new(BackendTask { operation, body }));
+    device.group.try_order()?.enqueue(Arc::new(BackendTask { operation, body }));
+    Ok(())
 }

@@ -37,8 +37,8 @@ impl<B: Member> ReplicaDevice<B> {
     ///
     /// # Errors
     ///
-    /// [`ReplicaError::NoMembers`] for an empty list, [`ReplicaError::Start`] if a thread cannot be started,
-    /// [`ReplicaError::TooManyGroups`] after 65,536 groups.
+    /// [`ReplicaError::NoMembers`] for an empty list, [`ReplicaError::TooManyMembers`] for a very long one,
+    /// [`ReplicaError::Start`] if a thread cannot be started, [`ReplicaError::TooManyGroups`] after 65,536 groups.
     pub fn new(devices: impl IntoIterator<Item = B::Device>) -> Result<Self, ReplicaError> {
         Self::with_options(devices, ReplicaOptions::default())
     }
@@ -73,8 +73,7 @@ impl<B: Member> ReplicaDevice<B> {
         if let Some(num_members) = environment.num_members {
             // Accelerators: the first ones. CPU members: as many as asked for, since they are threads.
             let first = devices.first().cloned().unwrap_or_default();
-            let repeats = devices.iter().all(|device| *device == first);
-            if !repeats && num_members > devices.len() {
+            if !B::DEVICES_REPEAT && num_members > devices.len() {
                 return Err(ReplicaError::Environment {
                     variable: "BONFIRE_MEMBERS",
                     value: num_members.to_string(),

@@ -10,12 +10,13 @@ use crossbeam_channel::{Sender, bounded};
 use crate::{
     Member, ReplicaDevice, Spread,
     group::{MemberContext, Order, Task},
+    operands::{Inputs, Outputs},
     redistribute::Source,
-    tensor::{Parts, ReplicaTensor, Storage, Tensor},
-    value::{Full, Kind, Value, identity},
+    tensor::{Parts, Reading, Storage, Tensor},
+    value::{Full, Value, identity},
 };
 
-/// An operation, before its inputs are known.
+/// An operation: its name, its rule, and when it is worth sharing.
 pub(crate) struct Call {
     /// Named in errors.
     pub(crate) name: &'static str,
@@ -40,38 +41,31 @@ impl Call {
     }
 }
 
-/// What an output will be, as far as it is known without running the operation.
+/// What an output will be, told without running the operation.
 #[derive(Clone)]
-pub(crate) struct Spec {
-    /// Global shape; `None` where only the inner backend knows.
-    shape: Option<Result<Shape, MetadataError>>,
-    /// `None` where the inner backend chooses.
-    dtype: Option<DType>,
+pub(crate) enum Spec {
+    /// Promised to the caller at once, and checked on each member.
+    Known(Known),
+    /// Only the inner backend knows: the operation runs whole, and is waited for.
+    Unknown,
+    /// The inputs do not fit: the operation panics on the caller's thread.
+    Misfit(MetadataError),
 }
 
 impl Spec {
     pub(crate) fn new(shape: impl Into<Shape>, dtype: impl Into<DType>) -> Self {
-        Self { shape: Some(Ok(shape.into())), dtype: Some(dtype.into()) }
+        Spec::Known(Known { shape: shape.into(), dtype: dtype.into() })
     }
 
-    /// A shape that was inferred and may not exist: then the operation panics on the caller's thread.
+    /// As [`new`](Self::new), for a shape that may not exist.
     pub(crate) fn inferred(shape: Result<Shape, MetadataError>, dtype: impl Into<DType>) -> Self {
-        Self { shape: Some(shape), dtype: Some(dtype.into()) }
-    }
-
-    /// A known shape of a dtype that the inner backend chooses.
-    pub(crate) fn any_dtype(shape: Result<Shape, MetadataError>) -> Self {
-        Self { shape: Some(shape), dtype: None }
-    }
-
-    pub(crate) fn unknown() -> Self {
-        Self { shape: None, dtype: None }
+        shape.map_or_else(Spec::Misfit, |shape| Spec::new(shape, dtype))
     }
 }
 
-/// A [`Spec`] with nothing left open.
+/// Global shape and dtype of a result.
 #[derive(Clone)]
-struct Known {
+pub(crate) struct Known {
     shape: Shape,
     dtype: DType,
 }
@@ -122,8 +116,7 @@ where
         return run_at_home::<B, I, O>(inputs, device, body);
     }
     let specs = O::specs(specs);
-    let known = resolve(&call, &inputs, &specs, &device);
-    // An operation whose results are not known yet runs whole, and is waited for.
+    let known = resolve(&call, &inputs, &specs);
     let whole = Op::Whole { num_outputs: specs.len() };
     let plan = plan(&call, if known.is_some() { &call.op } else { &whole }, &inputs, &device);
     let splits = |placement: &Placement| !matches!(placement, Placement::Replicate);
@@ -131,10 +124,7 @@ where
         return run_at_home::<B, I, O>(inputs, device, body);
     }
 
-    let learning = known.is_none();
-    let first_dtype = inputs.iter().flatten().map(|input| input.dtype).next();
-    let known = known.unwrap_or_default();
-    let (reply, replies) = if learning { Some(bounded(1)).unzip() } else { (None, None) };
+    let (reply, replies) = bounded(1);
     let parts: Vec<_> = plan.outputs.iter().map(|_| Parts::new(device.num_members())).collect();
     let order = device.group.order();
     let task = OpTask::<B, _> {
@@ -145,24 +135,16 @@ where
         placements: plan.outputs.clone(),
         outputs: known.clone(),
         full: O::full,
-        reply,
+        reply: known.is_none().then_some(reply),
         body: move |values: Vec<Option<Value<B>>>, part: &Part| O::erase(body(I::restore(values), part)),
     };
     order.enqueue(Arc::new(task));
     drop(order);
 
-    let known = match replies {
-        None => known,
-        Some(replies) => {
-            let learned: Vec<Known> = device.group.wait(&replies, 0).unwrap_or_else(|error| panic!("{error}"));
-            for (index, (spec, known)) in specs.iter().zip(&learned).enumerate() {
-                if let (None, Some(input)) = (spec.dtype, first_dtype) {
-                    device.group.learn_dtype((call.name, index), input, known.dtype);
-                }
-            }
-            learned
-        }
-    };
+    let known = known.unwrap_or_else(|| {
+        let told = device.group.collect(&replies, [0]).unwrap_or_else(|error| panic!("{error}"));
+        told.into_iter().next().expect("the first member tells").1
+    });
     let outputs = known.into_iter().zip(plan.outputs).zip(parts).map(|((known, placement), parts)| {
         Tensor::new(known.shape, known.dtype, device.clone(), Storage::spread(placement, parts))
     });
@@ -186,7 +168,9 @@ impl<B: Member> Tensor<B> {
         };
         let Self { shape, dtype, device, .. } = self.clone();
         let order = device.group.order();
-        let Source::Parts { parts, .. } = order.source(self, &placement) else { panic!("a fresh tensor is no fill") };
+        let Source::Parts { parts, .. } = order.source(self, &placement, Reading::Take) else {
+            panic!("a fresh tensor is no fill")
+        };
         drop(order);
         Tensor::new(shape, dtype, device, Storage::spread(placement, parts))
     }
@@ -232,24 +216,14 @@ fn run_at_home<B: Member, I: Inputs<B>, O: Outputs<B>>(
 ///
 /// # Panics
 ///
-/// If a shape was inferred not to exist.
-fn resolve<B: Member>(
-    call: &Call,
-    inputs: &[Option<Tensor<B>>],
-    specs: &[Spec],
-    device: &ReplicaDevice<B>,
-) -> Option<Vec<Known>> {
-    let first = inputs.iter().flatten().next().expect("an operation has an input");
+/// If the inputs do not fit.
+fn resolve<B: Member>(call: &Call, inputs: &[Option<Tensor<B>>], specs: &[Spec]) -> Option<Vec<Known>> {
     specs
         .iter()
-        .enumerate()
-        .map(|(index, spec)| {
-            let shape = match spec.shape.clone()? {
-                Ok(shape) => shape,
-                Err(error) => panic!("{}: {error:?} for inputs {}", call.name, Shapes(inputs)),
-            };
-            let learned = || device.group.learned_dtype((call.name, index), first.dtype);
-            Some(Known { shape, dtype: spec.dtype.or_else(learned)? })
+        .map(|spec| match spec {
+            Spec::Known(known) => Some(known.clone()),
+            Spec::Unknown => None,
+            Spec::Misfit(error) => panic!("{}: {error:?} for inputs {}", call.name, Shapes(inputs)),
         })
         .collect()
 }
@@ -271,11 +245,17 @@ fn sources<B: Member>(
     placements: Vec<Placement>,
 ) -> Vec<Option<Source<B>>> {
     let mut placements = placements.into_iter();
+    let mut earlier: Vec<*const Storage<B>> = Vec::with_capacity(inputs.len());
     inputs
         .into_iter()
         .map(|input| {
             let input = input?;
-            Some(order.source(input, &placements.next().unwrap_or(Placement::Replicate)))
+            let storage = Arc::as_ptr(&input.storage);
+            // One tensor may come twice, in two placements: what the first reading needs must not be used up by the
+            // move that the second one asks for, since moves run before the operation.
+            let moving = if earlier.contains(&storage) { Reading::Share } else { Reading::Take };
+            earlier.push(storage);
+            Some(order.source(input, &placements.next().unwrap_or(Placement::Replicate), moving))
         })
         .collect()
 }
@@ -297,12 +277,12 @@ struct OpTask<B: Member, F> {
     sources: Vec<Option<Source<B>>>,
     targets: Vec<Arc<Parts<B>>>,
     placements: Vec<Placement>,
-    /// Empty while they are being learned.
-    outputs: Vec<Known>,
+    /// `None` if only the results tell.
+    outputs: Option<Vec<Known>>,
     idle: Vec<bool>,
     full: fn(usize) -> Full<B>,
     /// Told by the first member what came out, if nobody knew before.
-    reply: Option<Sender<Vec<Known>>>,
+    reply: Option<Sender<(usize, Vec<Known>)>>,
     body: F,
 }
 
@@ -318,20 +298,21 @@ where
     fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
         let values: Vec<_> =
             self.sources.iter().map(|source| source.as_ref().map(|source| source.fetch(member))).collect();
-        let results = if self.idle[member.rank] {
-            self.nothing(member)
-        } else {
-            let part = Part { rank: member.rank, placements: &self.placements, outputs: &self.outputs };
-            (self.body)(values, &part)
+        let results = match &self.outputs {
+            Some(outputs) if self.idle[member.rank] => self.nothing(outputs, member),
+            outputs => {
+                let outputs = outputs.as_deref().unwrap_or_default();
+                let part = Part { rank: member.rank, placements: &self.placements, outputs };
+                (self.body)(values, &part)
+            }
         };
         if let Some(reply) = self.reply.as_ref().filter(|_| member.rank == 0) {
-            let known = results.iter().map(|value| Known { shape: value.shape(), dtype: value.dtype() });
+            let told = results.iter().map(|value| Known { shape: value.shape(), dtype: value.dtype() });
             // The caller may have given up waiting.
-            let _ = reply.send(known.collect());
+            let _ = reply.send((member.rank, told.collect()));
         }
         for (index, (result, target)) in results.into_iter().zip(&self.targets).enumerate() {
-            self.check(index, &result, member.rank);
-            target.set(member.rank, result);
+            target.set(member.rank, self.checked(index, result, member.rank));
         }
         Ok(())
     }
@@ -339,8 +320,8 @@ where
 
 impl<B: Member, F> OpTask<B, F> {
     /// What a member without a share gives: an empty part, or what changes no sum.
-    fn nothing(&self, member: &MemberContext<B>) -> Vec<Value<B>> {
-        (self.placements.iter().zip(&self.outputs).enumerate())
+    fn nothing(&self, outputs: &[Known], member: &MemberContext<B>) -> Vec<Value<B>> {
+        (self.placements.iter().zip(outputs).enumerate())
             .map(|(index, (placement, output))| {
                 let value = match placement {
                     Placement::Partial { op } => identity(*op, output.dtype),
@@ -355,8 +336,9 @@ impl<B: Member, F> OpTask<B, F> {
     /// # Panics
     ///
     /// If a result is not what was promised to the caller, who already works with the promise.
-    fn check(&self, index: usize, result: &Value<B>, rank: usize) {
-        let Some(known) = self.outputs.get(index) else { return };
+    fn checked(&self, index: usize, result: Value<B>, rank: usize) -> Value<B> {
+        let Some(known) = self.outputs.as_ref().map(|outputs| &outputs[index]) else { return result };
+        let result = result.with_bool_dtype(known.dtype);
         let shape = Shape::from(self.placements[index].local_shape(&known.shape, rank));
         let (found, dtype) = (result.shape(), result.dtype());
         assert!(
@@ -365,159 +347,7 @@ impl<B: Member, F> OpTask<B, F> {
             self.name,
             known.dtype
         );
-    }
-}
-
-/// The inputs of an operation: a tuple of tensors and optional tensors, or a list.
-pub(crate) trait Inputs<B: Member> {
-    /// The same of the inner backend.
-    type Primitives;
-    fn erase(self) -> Vec<Option<Tensor<B>>>;
-    fn restore(values: Vec<Option<Value<B>>>) -> Self::Primitives;
-}
-
-/// One of the [`Inputs`].
-pub(crate) trait Input<B: Member> {
-    type Primitive;
-    fn erase(self) -> Option<Tensor<B>>;
-    fn restore(value: Option<Value<B>>) -> Self::Primitive;
-}
-
-impl<B: Member, K: Kind<B>> Input<B> for ReplicaTensor<B, K> {
-    type Primitive = K::Primitive;
-
-    fn erase(self) -> Option<Tensor<B>> {
-        Some(self.tensor)
-    }
-
-    fn restore(value: Option<Value<B>>) -> Self::Primitive {
-        K::restore(value.expect("a required input"))
-    }
-}
-
-impl<B: Member, K: Kind<B>> Input<B> for Option<ReplicaTensor<B, K>> {
-    type Primitive = Option<K::Primitive>;
-
-    fn erase(self) -> Option<Tensor<B>> {
-        self.map(|input| input.tensor)
-    }
-
-    fn restore(value: Option<Value<B>>) -> Self::Primitive {
-        value.map(K::restore)
-    }
-}
-
-impl<B: Member, K: Kind<B>> Inputs<B> for Vec<ReplicaTensor<B, K>> {
-    type Primitives = Vec<K::Primitive>;
-
-    fn erase(self) -> Vec<Option<Tensor<B>>> {
-        self.into_iter().map(Input::erase).collect()
-    }
-
-    fn restore(values: Vec<Option<Value<B>>>) -> Self::Primitives {
-        values.into_iter().map(<ReplicaTensor<B, K> as Input<B>>::restore).collect()
-    }
-}
-
-macro_rules! inputs {
-    ($($input:ident),+) => {
-        impl<B: Member, $($input: Input<B>),+> Inputs<B> for ($($input,)+) {
-            type Primitives = ($($input::Primitive,)+);
-
-            fn erase(self) -> Vec<Option<Tensor<B>>> {
-                #[allow(non_snake_case)]
-                let ($($input,)+) = self;
-                vec![$($input.erase()),+]
-            }
-
-            fn restore(values: Vec<Option<Value<B>>>) -> Self::Primitives {
-                let mut values = values.into_iter();
-                ($($input::restore(values.next().flatten()),)+)
-            }
-        }
-    };
-}
-
-inputs!(I0);
-inputs!(I0, I1);
-inputs!(I0, I1, I2);
-inputs!(I0, I1, I2, I3);
-inputs!(I0, I1, I2, I3, I4);
-inputs!(I0, I1, I2, I3, I4, I5);
-
-/// The results of an operation: a tensor, a pair of tensors, or a list of one kind.
-pub(crate) trait Outputs<B: Member>: Sized {
-    /// One [`Spec`] per result.
-    type Specs;
-    type Primitives;
-    fn specs(specs: Self::Specs) -> Vec<Spec>;
-    fn erase(results: Self::Primitives) -> Vec<Value<B>>;
-    fn restore(tensors: Vec<Tensor<B>>) -> Self;
-    fn full(index: usize) -> Full<B>;
-}
-
-impl<B: Member, K: Kind<B>> Outputs<B> for ReplicaTensor<B, K> {
-    type Specs = Spec;
-    type Primitives = K::Primitive;
-
-    fn specs(spec: Spec) -> Vec<Spec> {
-        vec![spec]
-    }
-
-    fn erase(result: K::Primitive) -> Vec<Value<B>> {
-        vec![K::erase(result)]
-    }
-
-    fn restore(tensors: Vec<Tensor<B>>) -> Self {
-        Self::new(tensors.into_iter().next().expect("one result"))
-    }
-
-    fn full(_index: usize) -> Full<B> {
-        K::full
-    }
-}
-
-impl<B: Member, K: Kind<B>, L: Kind<B>> Outputs<B> for (ReplicaTensor<B, K>, ReplicaTensor<B, L>) {
-    type Specs = (Spec, Spec);
-    type Primitives = (K::Primitive, L::Primitive);
-
-    fn specs((first, second): Self::Specs) -> Vec<Spec> {
-        vec![first, second]
-    }
-
-    fn erase((first, second): Self::Primitives) -> Vec<Value<B>> {
-        vec![K::erase(first), L::erase(second)]
-    }
-
-    fn restore(tensors: Vec<Tensor<B>>) -> Self {
-        let mut tensors = tensors.into_iter();
-        let mut next = || tensors.next().expect("two results");
-        (ReplicaTensor::new(next()), ReplicaTensor::new(next()))
-    }
-
-    fn full(index: usize) -> Full<B> {
-        if index == 0 { K::full } else { L::full }
-    }
-}
-
-impl<B: Member, K: Kind<B>> Outputs<B> for Vec<ReplicaTensor<B, K>> {
-    type Specs = Vec<Spec>;
-    type Primitives = Vec<K::Primitive>;
-
-    fn specs(specs: Vec<Spec>) -> Vec<Spec> {
-        specs
-    }
-
-    fn erase(results: Self::Primitives) -> Vec<Value<B>> {
-        results.into_iter().map(K::erase).collect()
-    }
-
-    fn restore(tensors: Vec<Tensor<B>>) -> Self {
-        tensors.into_iter().map(ReplicaTensor::new).collect()
-    }
-
-    fn full(_index: usize) -> Full<B> {
-        K::full
+        result
     }
 }
 

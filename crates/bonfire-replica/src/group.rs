@@ -15,7 +15,7 @@ use std::{
 
 use bonfire_collectives::{CollectiveError, Communicator, Counting, Counts, ThreadCommunicator};
 use burn_backend::DType;
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 
 use crate::{Member, ReplicaError, ReplicaOptions, member::MemberCommunicator};
 
@@ -47,15 +47,12 @@ pub(crate) struct Group<B: Member> {
     order: Mutex<()>,
     state: Arc<GroupState>,
     counts: Arc<Counts>,
-    /// Dtypes that the inner backend chooses itself (indices, mostly), learned from the first result of an operation.
-    learned: Mutex<HashMap<(OutputKey, DType), DType>>,
+    /// Dtypes of indices, which the inner backend chooses itself, by operation and input.
+    index_dtypes: Mutex<HashMap<(&'static str, DType), DType>>,
 }
 
 /// Beyond it the memory maps of threads run out before anything can be reported.
 const MAX_MEMBERS: usize = 1024;
-
-/// An operation's name and which of its outputs.
-pub(crate) type OutputKey = (&'static str, usize);
 
 /// What the caller's side and the members' side both see.
 struct GroupState {
@@ -82,8 +79,8 @@ impl<B: Member> Group<B> {
     ///
     /// # Errors
     ///
-    /// [`ReplicaError::NoMembers`], [`ReplicaError::Shares`] and [`ReplicaError::Option`] for settings that cannot
-    /// work, [`ReplicaError::Start`] if a thread cannot be started.
+    /// [`ReplicaError::NoMembers`], [`ReplicaError::TooManyMembers`], [`ReplicaError::Shares`] and
+    /// [`ReplicaError::Option`] for settings that cannot work, [`ReplicaError::Start`] if a thread cannot be started.
     pub(crate) fn start(devices: Vec<B::Device>, options: ReplicaOptions) -> Result<Self, ReplicaError> {
         let num_members = NonZeroUsize::new(devices.len()).ok_or(ReplicaError::NoMembers)?;
         if num_members.get() > MAX_MEMBERS {
@@ -126,7 +123,7 @@ impl<B: Member> Group<B> {
             order: Mutex::new(()),
             state,
             counts: counts.expect("at least one member"),
-            learned: Mutex::new(HashMap::new()),
+            index_dtypes: Mutex::new(HashMap::new()),
         })
     }
 
@@ -155,8 +152,21 @@ impl<B: Member> Group<B> {
     ///
     /// With the first cause, if the group is broken.
     pub(crate) fn order(&self) -> Order<'_, B> {
-        self.assert_whole();
-        Order { group: self, _guard: self.order.lock().unwrap_or_else(PoisonError::into_inner) }
+        self.try_order().unwrap_or_else(|cause| panic!("{cause}"))
+    }
+
+    /// As [`order`](Self::order).
+    ///
+    /// # Errors
+    ///
+    /// The first cause, if the group is broken.
+    pub(crate) fn try_order(&self) -> Result<Order<'_, B>, ReplicaError> {
+        // Whoever holds the order waits for full queues with a timeout, so this wait ends too.
+        let guard = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.broken() {
+            Some(cause) => Err(cause.clone()),
+            None => Ok(Order { group: self, _guard: guard }),
+        }
     }
 
     /// # Panics
@@ -168,53 +178,91 @@ impl<B: Member> Group<B> {
         }
     }
 
-    /// Waits for what `member` sends.
+    /// Waits until each of `members` has sent its reply; gives the replies by rank, in rank order.
     ///
     /// # Errors
     ///
-    /// The group's first cause, or [`ReplicaError::Timeout`] once no task of the member has ended for the whole
-    /// timeout.
-    pub(crate) fn wait<T>(&self, replies: &Receiver<T>, member: usize) -> Result<T, ReplicaError> {
-        let progress = &self.state.progress[member];
-        let mut num_done = progress.num_done.load(Ordering::Relaxed);
-        let mut since = Instant::now();
-        loop {
-            // Woken now and then to see whether the member still gets on.
-            match replies.recv_timeout(self.options.timeout.min(Duration::from_secs(1))) {
-                Ok(reply) => return Ok(reply),
+    /// The group's first cause, or [`ReplicaError::Timeout`] once no member has ended a task for the whole timeout.
+    pub(crate) fn collect<T>(
+        &self,
+        replies: &Receiver<(usize, T)>,
+        members: impl IntoIterator<Item = usize>,
+    ) -> Result<Vec<(usize, T)>, ReplicaError> {
+        let mut missing: Vec<usize> = members.into_iter().collect();
+        let mut collected = Vec::with_capacity(missing.len());
+        let mut patience = Patience::new(self);
+        while let Some(&first) = missing.first() {
+            match replies.recv_timeout(patience.interval()) {
+                Ok((rank, reply)) => {
+                    missing.retain(|&other| other != rank);
+                    collected.push((rank, reply));
+                }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(self.broken().cloned().unwrap_or_else(|| ReplicaError::Panicked {
-                        member,
+                        member: first,
                         num_members: self.num_members(),
-                        operation: progress.operation(),
+                        operation: self.state.progress[first].operation(),
                         message: "its thread ended".into(),
                     }));
                 }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            let now_done = progress.num_done.load(Ordering::Relaxed);
-            if now_done != num_done {
-                (num_done, since) = (now_done, Instant::now());
-            } else if since.elapsed() >= self.options.timeout {
-                let error = ReplicaError::Timeout {
-                    member,
-                    num_members: self.num_members(),
-                    operation: progress.operation(),
-                    waited: since.elapsed(),
-                };
-                return Err(self.state.broken.get_or_init(|| error).clone());
+                Err(RecvTimeoutError::Timeout) => patience.check(first)?,
             }
         }
+        collected.sort_by_key(|(rank, _)| *rank);
+        Ok(collected)
     }
 
-    pub(crate) fn learned_dtype(&self, output: OutputKey, input: DType) -> Option<DType> {
-        let learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
-        learned.get(&(output, input)).copied()
+    /// The dtype of an operation's indices, from `probe` the first time it is asked for.
+    pub(crate) fn index_dtype(&self, operation: &'static str, input: DType, probe: impl FnOnce() -> DType) -> DType {
+        let lock = || self.index_dtypes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(dtype) = lock().get(&(operation, input)) {
+            return *dtype;
+        }
+        let dtype = probe();
+        lock().insert((operation, input), dtype);
+        dtype
+    }
+}
+
+/// How long a caller still waits: as long as some member gets on.
+struct Patience<'a, B: Member> {
+    group: &'a Group<B>,
+    num_done: u64,
+    since: Instant,
+}
+
+impl<'a, B: Member> Patience<'a, B> {
+    fn new(group: &'a Group<B>) -> Self {
+        Self { group, num_done: group.state.num_done(), since: Instant::now() }
     }
 
-    pub(crate) fn learn_dtype(&self, output: OutputKey, input: DType, dtype: DType) {
-        let mut learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
-        learned.insert((output, input), dtype);
+    /// How long to wait before the next look.
+    fn interval(&self) -> Duration {
+        const LOOK_EVERY: Duration = Duration::from_millis(100);
+        self.group.options.timeout.min(LOOK_EVERY)
+    }
+
+    /// # Errors
+    ///
+    /// The group's first cause; or that nothing ended for the whole timeout, which then is the first cause.
+    fn check(&mut self, member: usize) -> Result<(), ReplicaError> {
+        let state = &self.group.state;
+        if let Some(cause) = state.broken.get() {
+            return Err(cause.clone());
+        }
+        let num_done = state.num_done();
+        if num_done != self.num_done {
+            (self.num_done, self.since) = (num_done, Instant::now());
+        } else if self.since.elapsed() >= self.group.options.timeout {
+            let timeout = ReplicaError::Timeout {
+                member,
+                num_members: self.group.num_members(),
+                operation: state.progress[member].operation(),
+                waited: self.since.elapsed(),
+            };
+            return Err(state.broken.get_or_init(|| timeout).clone());
+        }
+        Ok(())
     }
 }
 
@@ -227,27 +275,51 @@ pub(crate) struct Order<'a, B: Member> {
 impl<B: Member> Order<'_, B> {
     /// Puts one task into every member's queue; waits while a queue is full. A member that waits in a collective has
     /// its partners' tasks already queued, since each task goes to all members before the next one does.
+    ///
+    /// # Panics
+    ///
+    /// With the first cause, if the group breaks while this waits, or if no member gets on for the whole timeout.
     pub(crate) fn enqueue(&self, task: Arc<dyn Task<B>>) {
-        let state = &self.group.state;
+        let mut patience = Patience::new(self.group);
+        let mut wait = |member: usize| patience.check(member).unwrap_or_else(|cause| panic!("{cause}"));
+        let interval = Patience::new(self.group).interval();
         let bytes = task.carried_bytes();
         if bytes > 0 {
-            state.queued_bytes.reserve(bytes * self.group.queues.len(), self.group.options.max_queued_bytes);
+            let limit = self.group.options.max_queued_bytes;
+            let reserve = bytes * self.group.queues.len();
+            while !self.group.state.queued_bytes.reserve(reserve, limit, interval) {
+                wait(0);
+            }
         }
-        for queue in &self.group.queues {
-            // A member's thread outlives its queue, broken or not: it ends when the queue does.
-            queue.send(task.clone()).expect("a member's thread drains its queue to the end");
+        for (member, queue) in self.group.queues.iter().enumerate() {
+            let mut task = task.clone();
+            while let Err(error) = queue.send_timeout(task, interval) {
+                task = match error {
+                    SendTimeoutError::Timeout(task) => task,
+                    // A member's thread ends with its queue, not before.
+                    SendTimeoutError::Disconnected(_) => panic!("member {member}: its thread ended"),
+                };
+                wait(member);
+            }
         }
     }
 }
 
 impl QueuedBytes {
-    fn reserve(&self, bytes: usize, limit: usize) {
-        let mut guard = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        // A task larger than the limit goes through alone.
-        while self.bytes.load(Ordering::Acquire) > 0 && self.bytes.load(Ordering::Acquire) + bytes > limit {
-            guard = self.freed.wait(guard).unwrap_or_else(PoisonError::into_inner);
+    /// Whether there was room within `interval`. A task larger than the limit goes through alone.
+    fn reserve(&self, bytes: usize, limit: usize, interval: Duration) -> bool {
+        let is_full = |_: &mut ()| {
+            let queued = self.bytes.load(Ordering::Acquire);
+            queued > 0 && queued + bytes > limit
+        };
+        let guard = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_guard, result) =
+            self.freed.wait_timeout_while(guard, interval, is_full).unwrap_or_else(PoisonError::into_inner);
+        let has_room = !result.timed_out();
+        if has_room {
+            self.bytes.fetch_add(bytes, Ordering::AcqRel);
         }
-        self.bytes.fetch_add(bytes, Ordering::AcqRel);
+        has_room
     }
 
     fn free(&self, bytes: usize) {
@@ -258,14 +330,26 @@ impl QueuedBytes {
     }
 }
 
+impl GroupState {
+    /// Tasks that members have ended so far, all together.
+    fn num_done(&self) -> u64 {
+        self.progress.iter().map(|progress| progress.num_done.load(Ordering::Relaxed)).sum()
+    }
+}
+
 impl Progress {
     fn operation(&self) -> &'static str {
         let operation = *self.operation.lock().unwrap_or_else(PoisonError::into_inner);
-        if operation.is_empty() { "nothing yet" } else { operation }
+        if operation.is_empty() { "no operation" } else { operation }
     }
 
     fn begin(&self, operation: &'static str) {
         *self.operation.lock().unwrap_or_else(PoisonError::into_inner) = operation;
+    }
+
+    fn end(&self) {
+        self.begin("");
+        self.num_done.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -325,7 +409,7 @@ impl<B: Member> Worker<B> {
                 message: message_of(&*panic),
             }),
         }
-        progress.num_done.fetch_add(1, Ordering::Relaxed);
+        progress.end();
     }
 
     /// Keeps the first cause and wakes the members that wait in a collective.
@@ -342,4 +426,134 @@ fn message_of(panic: &(dyn Any + Send)) -> String {
         .cloned()
         .or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()))
         .unwrap_or_else(|| "a panic without a message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use burn_flex::{Flex, FlexDevice};
+
+    use super::*;
+
+    /// What each member does, by its rank.
+    struct Act<F>(&'static str, F);
+
+    impl<F: Fn(&MemberContext<Flex>) -> Result<(), CollectiveError> + Send + Sync> Task<Flex> for Act<F> {
+        fn operation(&self) -> &'static str {
+            self.0
+        }
+
+        fn run(&self, member: &MemberContext<Flex>) -> Result<(), CollectiveError> {
+            (self.1)(member)
+        }
+    }
+
+    fn group(num_members: usize, options: ReplicaOptions) -> Group<Flex> {
+        Group::start(vec![FlexDevice; num_members], options).unwrap()
+    }
+
+    fn seconds(seconds: f64) -> Duration {
+        Duration::from_secs_f64(seconds)
+    }
+
+    #[test]
+    fn a_member_that_hangs_is_named_after_the_timeout() {
+        let group = group(2, ReplicaOptions { timeout: seconds(0.3), ..Default::default() });
+        let (release, held) = mpsc::channel::<()>();
+        let held = Mutex::new(held);
+        let (sender, receiver) = bounded(2);
+        group.order().enqueue(Arc::new(Act("hang", move |member: &MemberContext<Flex>| {
+            if member.rank == 1 {
+                let _ = held.lock().unwrap().recv();
+            }
+            let _ = sender.send((member.rank, ()));
+            Ok(())
+        })));
+        let error = group.collect(&receiver, 0..2).unwrap_err();
+        assert!(matches!(error, ReplicaError::Timeout { member: 1, operation: "hang", .. }), "{error}");
+        assert_eq!(group.try_order().err().unwrap().to_string(), error.to_string());
+        drop(release);
+    }
+
+    #[test]
+    fn a_slow_member_is_waited_for_as_long_as_it_gets_on() {
+        let group = group(2, ReplicaOptions { timeout: seconds(0.4), ..Default::default() });
+        for _ in 0..6 {
+            group.order().enqueue(Arc::new(Act("slow", |member: &MemberContext<Flex>| {
+                if member.rank == 0 {
+                    thread::sleep(seconds(0.15));
+                }
+                Ok(())
+            })));
+        }
+        let (sender, receiver) = bounded(2);
+        group.order().enqueue(Arc::new(Act("reply", move |member: &MemberContext<Flex>| {
+            let _ = sender.send((member.rank, ()));
+            Ok(())
+        })));
+        assert_eq!(group.collect(&receiver, 0..2).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_member_that_panics_wakes_those_that_wait_for_it_in_a_collective() {
+        let group = group(3, ReplicaOptions::default());
+        let (sender, receiver) = bounded(3);
+        let start = Instant::now();
+        group.order().enqueue(Arc::new(Act("meet", move |member: &MemberContext<Flex>| {
+            if member.rank == 2 {
+                panic!("no meeting today");
+            }
+            member.communicator.barrier()?;
+            let _ = sender.send((member.rank, ()));
+            Ok(())
+        })));
+        let error = group.collect(&receiver, 0..3).unwrap_err();
+        assert!(start.elapsed() < seconds(10.0));
+        let message = error.to_string();
+        assert!(message.contains("member 2 of 3 failed in meet: no meeting today"), "{message}");
+    }
+
+    #[test]
+    fn a_full_queue_of_a_hanging_member_is_an_error_not_a_hang() {
+        let options = ReplicaOptions { timeout: seconds(0.3), max_queued_ops: 1, ..Default::default() };
+        let group = group(1, options);
+        let (release, held) = mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..5 {
+                let held = held.clone();
+                group.order().enqueue(Arc::new(Act("hang", move |_: &MemberContext<Flex>| {
+                    let _ = held.lock().unwrap().recv();
+                    Ok(())
+                })));
+            }
+        }));
+        assert!(message_of(&*panic.unwrap_err()).contains("hang"));
+        assert!(matches!(group.broken(), Some(ReplicaError::Timeout { member: 0, .. })));
+        drop(release);
+    }
+
+    #[test]
+    fn a_broken_group_runs_nothing_more_and_ends_its_threads() {
+        let group = group(2, ReplicaOptions::default());
+        let (sender, receiver) = bounded::<(usize, ())>(2);
+        {
+            let order = group.order();
+            order.enqueue(Arc::new(Act("fail", |_: &MemberContext<Flex>| panic!("first cause"))));
+            order.enqueue(Arc::new(Act("later", move |member: &MemberContext<Flex>| {
+                let _ = sender.send((member.rank, ()));
+                Ok(())
+            })));
+        }
+        let error = group.collect(&receiver, 0..2).unwrap_err();
+        assert!(error.to_string().contains("first cause"));
+        let state = Arc::downgrade(&group.state);
+        drop(group);
+        let start = Instant::now();
+        while state.strong_count() > 0 {
+            assert!(start.elapsed() < seconds(10.0), "the members' threads still run");
+            thread::sleep(seconds(0.01));
+        }
+    }
 }

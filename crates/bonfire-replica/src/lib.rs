@@ -17,7 +17,7 @@
 //! | `device`, `options` | [`ReplicaDevice`], its settings and the environment |
 //! | `tensor`, `value` | a tensor, its placement and its parts |
 //! | `ops` | Burn's operation traits: each method names its op family |
-//! | `execute` | one operation: at home, or planned and enqueued |
+//! | `execute`, `operands` | one operation: at home, or planned and enqueued; what goes in and comes out |
 //! | `redistribute`, `read`, `transfer` | from one placement to another, to the host, to another device |
 //! | `group` | members, queues, order, failure |
 //! | `member` | what a backend does to be a member |
@@ -35,6 +35,7 @@ mod error;
 mod execute;
 mod group;
 mod member;
+mod operands;
 mod ops;
 mod options;
 mod read;

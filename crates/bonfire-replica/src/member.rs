@@ -15,6 +15,9 @@ pub type MemberCommunicator = Counting<ThreadCommunicator>;
 /// The bodies given here go through host memory and are right for any backend; an `impl Member for MyBackend {}` is
 /// enough. Backends override them where they know a shorter way.
 pub trait Member: Backend {
+    /// Whether one device may serve several members. True of CPUs, whose members are threads.
+    const DEVICES_REPEAT: bool = false;
+
     /// The devices of [`ReplicaDevice::default()`](crate::ReplicaDevice): every visible one.
     fn default_devices() -> Vec<Self::Device> {
         let type_id = Self::Device::default().to_id().type_id;
@@ -24,6 +27,10 @@ pub trait Member: Backend {
     }
 
     /// Brings a value to `device`; runs on the thread of the member that wants it.
+    ///
+    /// # Panics
+    ///
+    /// If the value cannot be read.
     fn move_to(value: Value<Self>, device: &Self::Device) -> Value<Self> {
         if value.device() == *device {
             return value;
@@ -38,6 +45,10 @@ pub trait Member: Backend {
     /// # Errors
     ///
     /// The communicator's: a member that did not come, or came with something else.
+    ///
+    /// # Panics
+    ///
+    /// If a value is not numeric, or cannot be read.
     fn all_reduce(
         values: Vec<Value<Self>>,
         op: ReduceOp,
@@ -75,12 +86,25 @@ mod flex {
     use super::*;
 
     impl Member for Flex {
+        const DEVICES_REPEAT: bool = true;
+
         fn default_devices() -> Vec<FlexDevice> {
             one_per_core()
         }
 
+        /// Members share memory. A part that is a view into a larger buffer is copied out of it: it would keep the whole
+        /// alive, could not be changed in place, and Flex reduces a strided view of a larger buffer wrongly.
         fn move_to(value: Value<Self>, _device: &FlexDevice) -> Value<Self> {
-            value
+            let own = |tensor: FlexTensor| {
+                let num_bytes = tensor.layout().shape().num_elements() * tensor.dtype().size();
+                if tensor.bytes().len() > num_bytes { tensor.to_contiguous() } else { tensor }
+            };
+            match value {
+                Value::Float(tensor) => Value::Float(own(tensor)),
+                Value::Int(tensor) => Value::Int(own(tensor)),
+                Value::Bool(tensor) => Value::Bool(own(tensor)),
+                Value::Quantized(_) => value,
+            }
         }
 
         /// Members share memory: each sums its part of every tensor into the first member's buffer, and all hold that
@@ -139,6 +163,8 @@ mod ndarray {
         NdArrayTensor: From<SharedArray<I>>,
         Self: Backend<Device = NdArrayDevice>,
     {
+        const DEVICES_REPEAT: bool = true;
+
         fn default_devices() -> Vec<NdArrayDevice> {
             one_per_core()
         }

@@ -107,7 +107,7 @@ impl Environment {
     ///
     /// [`ReplicaError::Environment`] for a value that cannot be read.
     pub fn read() -> Result<Self, ReplicaError> {
-        Self::from_lookup(|variable| std::env::var(variable).ok())
+        Self::from_lookup(|variable| std::env::var_os(variable).map(|value| value.to_string_lossy().into_owned()))
     }
 
     /// As [`read`](Self::read), from any source of variables. An empty value counts as unset.

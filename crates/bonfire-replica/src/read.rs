@@ -5,14 +5,14 @@ use std::sync::Arc;
 use bonfire_collectives::CollectiveError;
 use bonfire_placement::Placement;
 use burn_backend::{Bytes, ExecutionError, Shape, TensorData};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Sender, bounded};
 
 use crate::{
     Member,
     group::{MemberContext, Task},
     member,
     redistribute::Source,
-    tensor::Tensor,
+    tensor::{Reading, Tensor},
 };
 
 /// Reads the whole tensor. Values at home are read as the inner backend does; a replicated one is read from the first
@@ -40,31 +40,18 @@ pub(crate) async fn into_data<B: Member>(tensor: Tensor<B>) -> Result<TensorData
     let order = device.group.order();
     let (sender, receiver) = bounded(device.num_members());
     order.enqueue(Arc::new(ReadTask {
-        source: order.source(tensor, &placement),
+        source: order.source(tensor, &placement, Reading::Take),
         placement: placement.clone(),
         sender,
     }));
     drop(order);
-    let parts = collect(&device.group, &receiver, &placement);
+    let members = (0..device.num_members()).filter(|&rank| is_read(&placement, rank));
+    let parts = device.group.collect(&receiver, members).unwrap_or_else(|error| panic!("{error}"));
+    let parts: Vec<TensorData> = parts.into_iter().map(|(_, data)| data).collect();
     Ok(match placement {
-        Placement::Shard { dim, .. } => join(parts, dim, shape, dtype),
-        _ => parts.into_iter().next().expect("the first member's value"),
+        Placement::Shard { dim, .. } if parts.len() > 1 => join(parts, dim, shape, dtype),
+        _ => parts.into_iter().next().expect("at least one member has a part"),
     })
-}
-
-/// # Panics
-///
-/// If the group breaks.
-fn collect<B: Member>(
-    group: &crate::group::Group<B>,
-    receiver: &Receiver<(usize, TensorData)>,
-    placement: &Placement,
-) -> Vec<TensorData> {
-    let members: Vec<usize> = (0..group.num_members()).filter(|&rank| is_read(placement, rank)).collect();
-    let mut parts: Vec<(usize, TensorData)> =
-        members.iter().map(|&member| group.wait(receiver, member).unwrap_or_else(|error| panic!("{error}"))).collect();
-    parts.sort_by_key(|(rank, _)| *rank);
-    parts.into_iter().map(|(_, data)| data).collect()
 }
 
 /// Which members' values are read.

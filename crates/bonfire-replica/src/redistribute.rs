@@ -41,9 +41,10 @@ impl<B: Member> Source<B> {
 }
 
 impl<B: Member> Order<'_, B> {
-    /// Gives up one handle of `tensor` and says where its parts in `placement` will be, after queueing the task that
-    /// makes them if nobody has needed that form before.
-    pub(crate) fn source(&self, tensor: Tensor<B>, placement: &Placement) -> Source<B> {
+    /// Gives up one handle of `tensor` and says where its parts in `placement` will be, after enqueueing the task that
+    /// makes them if nobody has needed that form before. `moving` says whether that task may use up the parts it starts
+    /// from when this is the last handle.
+    pub(crate) fn source(&self, tensor: Tensor<B>, placement: &Placement, moving: Reading) -> Source<B> {
         let Tensor { shape, dtype, storage, .. } = tensor;
         if let Some(fill) = storage.as_fill() {
             return Source::Fill { fill, placement: placement.clone(), shape, dtype };
@@ -51,7 +52,7 @@ impl<B: Member> Order<'_, B> {
         // Handles are given up under the order lock, so whoever sees none left is the last to enqueue.
         match Arc::try_unwrap(storage) {
             Ok(storage) => {
-                let parts = self.parts(&storage, placement, Reading::Take);
+                let parts = self.parts(&storage, placement, moving);
                 Source::Parts { parts, reading: Reading::Take }
             }
             Err(storage) => {
@@ -92,15 +93,14 @@ impl<B: Member> Order<'_, B> {
 struct SpreadTask<B: Member> {
     /// Cut on the caller's thread, since the home device is the caller's.
     pieces: Vec<Mutex<Option<Value<B>>>>,
+    /// Of the largest piece.
     bytes: usize,
     target: Arc<Parts<B>>,
 }
 
 impl<B: Member> SpreadTask<B> {
     fn new(value: &Value<B>, placement: &Placement, target: Arc<Parts<B>>) -> Self {
-        let num_elements = value.shape().num_elements();
-        let num_pieces = target.num_members();
-        let pieces = (0..num_pieces)
+        let pieces: Vec<Value<B>> = (0..target.num_members())
             .map(|rank| match placement {
                 Placement::Shard { dim, lengths } => value.clone().narrow(*dim, lengths.range(rank)),
                 Placement::Replicate => value.clone(),
@@ -108,9 +108,9 @@ impl<B: Member> SpreadTask<B> {
                     panic!("no rule spreads a tensor to {placement}")
                 }
             })
-            .map(|piece| Mutex::new(Some(piece)))
             .collect();
-        Self { pieces, bytes: num_elements * value.dtype().size() / num_pieces, target }
+        let bytes = pieces.iter().map(num_bytes).max().unwrap_or(0);
+        Self { pieces: pieces.into_iter().map(|piece| Mutex::new(Some(piece))).collect(), bytes, target }
     }
 }
 
@@ -131,6 +131,10 @@ impl<B: Member> Task<B> for SpreadTask<B> {
     }
 }
 
+fn num_bytes<B: Member>(value: &Value<B>) -> usize {
+    value.shape().num_elements() * value.dtype().size()
+}
+
 /// Makes the parts of one placement from those of another.
 struct RedistributeTask<B: Member> {
     how: Redistribution,
@@ -144,7 +148,8 @@ struct RedistributeTask<B: Member> {
 impl<B: Member> Task<B> for RedistributeTask<B> {
     fn operation(&self) -> &'static str {
         match self.how {
-            Redistribution::Keep | Redistribution::Spread => "keep",
+            Redistribution::Keep => "keep",
+            Redistribution::Spread => "spread",
             Redistribution::Slice => "slice of a replicated tensor",
             Redistribution::AllGather => "all_gather",
             Redistribution::AllReduce => "all_reduce",
@@ -166,7 +171,7 @@ impl<B: Member> Task<B> for RedistributeTask<B> {
             (Placement::Replicate, Redistribution::Slice) => self.own(part, member.rank),
             (from, how) => panic!("{how:?} from {from} to {}: no such move", self.to),
         };
-        self.target.set(member.rank, value);
+        self.target.set(member.rank, B::move_to(value, &member.device));
         Ok(())
     }
 }
@@ -182,9 +187,7 @@ impl<B: Member> RedistributeTask<B> {
 
     /// Reads all members' parts and joins what this member's new part needs of them.
     fn join(&self, part: Value<B>, dim: usize, member: &MemberContext<B>) -> Result<Value<B>, CollectiveError> {
-        let num_bytes = part.shape().num_elements() * part.dtype().size();
-        let name = self.operation();
-        let parts = member.communicator.exchange(name, num_bytes, Arc::new(part))?;
+        let parts = member.communicator.exchange(self.operation(), num_bytes(&part), Arc::new(part))?;
         let Placement::Shard { lengths: cut, .. } = &self.from else { panic!("only a sharded tensor is joined") };
         let mut pieces = Vec::with_capacity(parts.len());
         let mut nothing = None;

@@ -84,6 +84,10 @@ impl<B: Member> QTensorPrimitive for ReplicaTensor<B, Quantized> {
             other => panic!("a quantized tensor has a quantized dtype, not {other:?}"),
         }
     }
+
+    fn default_scheme() -> QuantScheme {
+        B::QuantizedTensorPrimitive::default_scheme()
+    }
 }
 
 /// [`ReplicaTensor`] without its kind.
@@ -218,7 +222,7 @@ impl<B: Member> Parts<B> {
             Reading::Share => slot.clone(),
             Reading::Take => slot.take(),
         }
-        .expect("an earlier task of this member put the value in, and only the last reader takes it out")
+        .expect("an earlier task of this member put the value in, and no task reads it after the one that takes it")
     }
 }
 

@@ -4,8 +4,7 @@ use std::fmt::Debug;
 
 use bonfire_placement::PartialOp;
 use burn_backend::{
-    Backend, BackendTypes, DType, Element, ElementConversion, ExecutionError, Scalar, Shape, Slice, TensorData,
-    TensorMetadata,
+    Backend, BackendTypes, DType, ExecutionError, Scalar, Shape, Slice, TensorData, TensorMetadata, read_sync,
 };
 
 /// A primitive of the inner backend, its kind known at run time.
@@ -73,10 +72,13 @@ kind!(
     Float, FloatTensorPrimitive,
     |shape, value, device, dtype| {
         // zeros and ones have bodies of their own in most backends; results must not differ from theirs.
-        match value.elem::<f64>() {
-            0.0 => B::float_zeros(shape, device, dtype.into()),
-            1.0 => B::float_ones(shape, device, dtype.into()),
-            _ => B::float_full(shape, value, device, dtype.into()),
+        let bits = value.elem::<f64>().to_bits();
+        if bits == 0f64.to_bits() {
+            B::float_zeros(shape, device, dtype.into())
+        } else if bits == 1f64.to_bits() {
+            B::float_ones(shape, device, dtype.into())
+        } else {
+            B::float_full(shape, value, device, dtype.into())
         }
     }
 );
@@ -105,29 +107,18 @@ kind!(
 kind!(
     /// Marks a quantized tensor.
     Quantized, QuantizedTensorPrimitive,
-    |shape, value, device, dtype| {
-        let DType::QFloat(scheme) = dtype else {
-            panic!("a quantized tensor has a quantized dtype, not {dtype:?}")
-        };
-        let floats = B::float_full(shape, value, device, f32::dtype().into());
-        B::quantize_dynamic(floats, &scheme)
-    }
+    |_shape, _value, _device, dtype| never_filled(dtype)
 );
 
-/// Calls the op of the value's kind.
-macro_rules! by_kind {
-    ($value:expr, $float:expr, $int:expr, $bool:expr, $quantized:expr) => {
-        match $value {
-            Value::Float(x) => Value::Float($float(x)),
-            Value::Int(x) => Value::Int($int(x)),
-            Value::Bool(x) => Value::Bool($bool(x)),
-            Value::Quantized(x) => Value::Quantized($quantized(x)),
-        }
-    };
+/// # Panics
+///
+/// Always: no op fills or cuts a quantized tensor, since its scales belong to the whole.
+fn never_filled<P>(dtype: DType) -> P {
+    panic!("{dtype:?} tensors are never filled nor cut")
 }
 
 impl<B: Backend> Value<B> {
-    /// The value's global shape as its backend sees it.
+    /// Shape of what this member holds.
     pub fn shape(&self) -> Shape {
         match self {
             Value::Float(x) => x.shape(),
@@ -181,6 +172,23 @@ impl<B: Backend> Value<B> {
         }
     }
 
+    /// The same value, a bool tensor under the name `dtype`. Some backends call the result of indexing a bool tensor a
+    /// tensor of bytes.
+    ///
+    /// # Panics
+    ///
+    /// With the inner backend's error, if the value cannot be read.
+    pub(crate) fn with_bool_dtype(self, dtype: DType) -> Self {
+        match self {
+            Value::Bool(x) if x.dtype() != dtype && x.dtype().size() == dtype.size() => {
+                let device = B::bool_device(&x);
+                let data = read_sync(B::bool_into_data(x)).unwrap_or_else(|error| panic!("{error}"));
+                Value::Bool(B::bool_from_data(TensorData { dtype, ..data }, &device))
+            }
+            value => value,
+        }
+    }
+
     /// A value of the same kind and dtype as `self`, holding `value` everywhere.
     pub(crate) fn same_kind_full(&self, shape: Shape, value: Scalar, device: &B::Device) -> Self {
         let dtype = self.dtype();
@@ -205,13 +213,12 @@ impl<B: Backend> Value<B> {
         }
         let mut slices = vec![Slice::full(); shape.num_dims()];
         slices[dim] = Slice::from(range);
-        by_kind!(
-            self,
-            |x| B::float_slice(x, &slices),
-            |x| B::int_slice(x, &slices),
-            |x| B::bool_slice(x, &slices),
-            |x| B::q_slice(x, &slices)
-        )
+        match self {
+            Value::Float(x) => Value::Float(B::float_slice(x, &slices)),
+            Value::Int(x) => Value::Int(B::int_slice(x, &slices)),
+            Value::Bool(x) => Value::Bool(B::bool_slice(x, &slices)),
+            Value::Quantized(x) => Value::Quantized(B::q_slice(x, &slices)),
+        }
     }
 
     /// Joins values of one kind along `dim`, in order. There is at least one.
@@ -262,7 +269,7 @@ fn highest(dtype: DType) -> Scalar {
         DType::U32 => Scalar::UInt(u32::MAX.into()),
         DType::U16 => Scalar::UInt(u16::MAX.into()),
         DType::U8 => Scalar::UInt(u8::MAX.into()),
-        DType::Bool(_) => Scalar::new(1.elem::<i64>(), &dtype),
+        DType::Bool(_) => Scalar::new(1, &dtype),
         DType::F64 | DType::F32 | DType::Flex32 | DType::F16 | DType::BF16 | DType::QFloat(_) => {
             Scalar::Float(f64::INFINITY)
         }

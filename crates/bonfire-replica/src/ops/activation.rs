@@ -3,46 +3,16 @@ use burn_backend::{Scalar, TensorMetadata, ops::ActivationOps, tensor::FloatTens
 use super::*;
 use crate::{Member, Replica};
 
-/// Elementwise, dtype kept.
-macro_rules! unary {
-    ($($name:ident)*) => {$(
-        fn $name(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-            let dtype = tensor.dtype();
-            unary(stringify!($name), tensor, dtype, B::$name)
-        }
-    )*};
-}
-
-/// A backward op: what forward kept, and the gradient of its output.
-macro_rules! backward {
-    ($($name:ident)*) => {$(
-        fn $name(kept: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
-            let dtype = kept.dtype();
-            arithmetic(stringify!($name), kept, grad, dtype, B::$name)
-        }
-    )*};
-}
-
-/// Over a dim that must be whole.
-macro_rules! normalised {
-    ($($name:ident)*) => {$(
-        fn $name(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
-            let (shape, dtype) = (tensor.shape(), tensor.dtype());
-            along(stringify!($name), tensor, dim, length(&shape, dim), dtype, move |x| B::$name(x, dim))
-        }
-    )*};
-}
-
 impl<B: Member> ActivationOps<Self> for Replica<B> {
-    unary! {
+    unary_methods! { FloatTensor:
         relu gelu sigmoid log_sigmoid
     }
 
-    backward! {
+    binary_methods! { FloatTensor:
         relu_backward gelu_backward sigmoid_backward log_sigmoid_backward
     }
 
-    normalised! {
+    along_methods! { FloatTensor:
         softmax log_softmax softmin
     }
 

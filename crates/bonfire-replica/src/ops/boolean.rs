@@ -8,26 +8,6 @@ use burn_backend::{
 use super::*;
 use crate::{Member, Replica, ReplicaTensor, read::into_data, transfer::to_device};
 
-/// Elementwise on two tensors, dtype kept.
-macro_rules! binary {
-    ($($name:ident)*) => {$(
-        fn $name(lhs: BoolTensor<Self>, rhs: BoolTensor<Self>) -> BoolTensor<Self> {
-            let dtype = lhs.dtype();
-            arithmetic(stringify!($name), lhs, rhs, dtype, B::$name)
-        }
-    )*};
-}
-
-/// Elementwise with a scalar, dtype kept.
-macro_rules! scalar {
-    ($($name:ident)*) => {$(
-        fn $name(lhs: BoolTensor<Self>, rhs: Scalar) -> BoolTensor<Self> {
-            let dtype = lhs.dtype();
-            unary(stringify!($name), lhs, dtype, move |x| B::$name(x, rhs))
-        }
-    )*};
-}
-
 impl<B: Member> BoolTensorOps<Self> for Replica<B> {
     fn bool_from_data(data: TensorData, device: &Device<Self>) -> BoolTensor<Self> {
         ReplicaTensor::fresh(B::bool_from_data(data, device.group.home()), device)
@@ -70,11 +50,11 @@ impl<B: Member> BoolTensorOps<Self> for Replica<B> {
         unary("bool_not", tensor, dtype, B::bool_not)
     }
 
-    binary! {
+    binary_methods! { BoolTensor:
         bool_equal bool_not_equal bool_and bool_or bool_xor
     }
 
-    scalar! {
+    scalar_methods! { BoolTensor:
         bool_equal_elem bool_not_equal_elem
     }
 

@@ -1,97 +1,13 @@
-use bonfire_placement::{Op, Reduction};
+use bonfire_placement::Reduction;
 use burn_backend::{
     BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, MetadataError, Scalar, Shape, Slice,
-    TensorData, TensorMetadata, calculate_matmul_output,
+    TensorData, TensorMetadata,
     ops::{FloatTensorOps, GridSampleOptions},
     tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor},
 };
 
 use super::*;
 use crate::{Member, Replica, ReplicaTensor, read::into_data, transfer::to_device};
-
-/// Elementwise, dtype kept.
-macro_rules! unary {
-    ($($name:ident)*) => {$(
-        fn $name(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-            let dtype = tensor.dtype();
-            unary(stringify!($name), tensor, dtype, B::$name)
-        }
-    )*};
-}
-
-/// Elementwise with a scalar, dtype kept.
-macro_rules! scalar {
-    ($($name:ident)*) => {$(
-        fn $name(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
-            let dtype = lhs.dtype();
-            unary(stringify!($name), lhs, dtype, move |x| B::$name(x, rhs))
-        }
-    )*};
-}
-
-/// Elementwise on two tensors, dtype kept.
-macro_rules! binary {
-    ($($name:ident)*) => {$(
-        fn $name(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-            let dtype = lhs.dtype();
-            arithmetic(stringify!($name), lhs, rhs, dtype, B::$name)
-        }
-    )*};
-}
-
-macro_rules! compare {
-    ($($name:ident)*) => {$(
-        fn $name(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
-            arithmetic(stringify!($name), lhs, rhs, out_dtype, move |x, y| B::$name(x, y, out_dtype))
-        }
-    )*};
-}
-
-macro_rules! compare_scalar {
-    ($($name:ident)*) => {$(
-        fn $name(lhs: FloatTensor<Self>, rhs: Scalar, out_dtype: BoolDType) -> BoolTensor<Self> {
-            unary(stringify!($name), lhs, out_dtype, move |x| B::$name(x, rhs, out_dtype))
-        }
-    )*};
-}
-
-/// To one element; ranks must see everything, or reduce in two rounds.
-macro_rules! reduce_all {
-    ($($name:ident $reduction:ident)*) => {$(
-        fn $name(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-            let dtype = tensor.dtype();
-            reduce_all(stringify!($name), tensor, Reduction::$reduction, dtype, |x, _| B::$name(x))
-        }
-    )*};
-}
-
-macro_rules! reduce_dim {
-    ($($name:ident $reduction:ident)*) => {$(
-        fn $name(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
-            let dtype = tensor.dtype();
-            reduce_dim(stringify!($name), tensor, dim, Reduction::$reduction, dtype, move |x, _| B::$name(x, dim))
-        }
-    )*};
-}
-
-/// Along a dim that must be whole, shape and dtype kept.
-macro_rules! cumulative {
-    ($($name:ident)*) => {$(
-        fn $name(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
-            let (shape, dtype) = (tensor.shape(), tensor.dtype());
-            along(stringify!($name), tensor, dim, length(&shape, dim), dtype, move |x| B::$name(x, dim))
-        }
-    )*};
-}
-
-/// Made at home, as the inner backend makes it.
-macro_rules! filled {
-    ($($name:ident $value:expr,)*) => {$(
-        fn $name(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-            ReplicaTensor::fill(shape, Scalar::Float($value), dtype.into(), device)
-        }
-    )*};
-}
 
 impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
@@ -108,9 +24,12 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
         ReplicaTensor::fresh(B::float_random(shape, distribution, device.group.home(), dtype), device)
     }
 
-    filled! {
-        float_zeros 0.0,
-        float_ones 1.0,
+    fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        ReplicaTensor::fill(shape, Scalar::Float(0.0), dtype.into(), device)
+    }
+
+    fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        ReplicaTensor::fill(shape, Scalar::Float(1.0), dtype.into(), device)
     }
 
     fn float_full(shape: Shape, fill_value: Scalar, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -141,27 +60,27 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
         unary("float_cast", tensor, dtype, move |x| B::float_cast(x, dtype))
     }
 
-    unary! {
+    unary_methods! { FloatTensor:
         float_neg float_recip float_exp float_log float_log1p float_sqrt float_abs float_cos float_sin float_tan
         float_cosh float_sinh float_tanh float_acos float_acosh float_asin float_asinh float_atan float_atanh
         float_round float_floor float_ceil float_trunc float_erf float_sign
     }
 
-    scalar! {
+    scalar_methods! { FloatTensor:
         float_add_scalar float_sub_scalar float_mul_scalar float_div_scalar float_remainder_scalar
         float_powi_scalar float_powi_scalar_impl float_powf_scalar float_powf_scalar_impl
         float_clamp_min float_clamp_max
     }
 
-    binary! {
+    binary_methods! { FloatTensor:
         float_add float_sub float_mul float_div float_remainder float_powf float_atan2
     }
 
-    compare! {
+    compare_methods! { FloatTensor:
         float_equal float_not_equal float_greater float_greater_equal float_lower float_lower_equal
     }
 
-    compare_scalar! {
+    compare_scalar_methods! { FloatTensor:
         float_equal_elem float_not_equal_elem float_greater_elem float_greater_equal_elem float_lower_elem
         float_lower_equal_elem
     }
@@ -198,11 +117,7 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     }
 
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        let shape = matmul_shape(&lhs, &rhs);
-        let work = matmul_work(&lhs.shape(), &rhs.shape());
-        let spec = Spec::inferred(shape, lhs.dtype());
-        let call = Call::new("float_matmul", Op::Matmul).heavy(work);
-        apply(call, (lhs, rhs), spec, |(x, y), _| B::float_matmul(x, y))
+        matmul("float_matmul", lhs, rhs, B::float_matmul)
     }
 
     fn float_cross(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
@@ -284,7 +199,7 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     }
 
     fn float_gather_nd(data: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        apply(whole("float_gather_nd"), (data, indices), Spec::unknown(), |(x, i), _| B::float_gather_nd(x, i))
+        apply(whole("float_gather_nd"), (data, indices), Spec::Unknown, |(x, i), _| B::float_gather_nd(x, i))
     }
 
     fn float_select(tensor: FloatTensor<Self>, dim: usize, indices: IntTensor<Self>) -> FloatTensor<Self> {
@@ -300,37 +215,49 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
         select_assign("float_select_add", tensor, dim, indices, value, move |x, i, v| B::float_select_add(x, dim, i, v))
     }
 
-    reduce_all! {
-        float_sum Sum
+    reduce_all_methods! { FloatTensor:
         float_prod Whole
         float_max Max
         float_min Min
         float_max_abs Max
     }
 
-    reduce_dim! {
-        float_sum_dim Sum
+    reduce_dim_methods! { FloatTensor:
         float_prod_dim Whole
         float_max_dim Max
         float_min_dim Min
         float_max_abs_dim Max
     }
 
-    cumulative! {
+    along_methods! { FloatTensor:
         float_cumsum float_cumprod float_cummin float_cummax
+    }
+
+    fn float_sum(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let dtype = tensor.dtype();
+        reduce_all("float_sum", tensor, partial(dtype, Reduction::Sum), dtype, |x, _| B::float_sum(x))
+    }
+
+    fn float_sum_dim(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        let dtype = tensor.dtype();
+        let reduction = partial(dtype, Reduction::Sum);
+        reduce_dim("float_sum_dim", tensor, dim, reduction, dtype, move |x, _| B::float_sum_dim(x, dim))
     }
 
     fn float_mean(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let (dtype, num_elements) = (tensor.dtype(), tensor.shape().num_elements());
-        reduce_all("float_mean", tensor, mean(dtype), dtype, move |x, part| match part.is_partial(0) {
-            true => B::float_div_scalar(B::float_sum(x), count(num_elements)),
-            false => B::float_mean(x),
+        reduce_all("float_mean", tensor, partial(dtype, Reduction::Mean), dtype, move |x, part| {
+            match part.is_partial(0) {
+                true => B::float_div_scalar(B::float_sum(x), count(num_elements)),
+                false => B::float_mean(x),
+            }
         })
     }
 
     fn float_mean_dim(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
         let (dtype, num_rows) = (tensor.dtype(), length(&tensor.shape(), dim));
-        reduce_dim("float_mean_dim", tensor, dim, mean(dtype), dtype, move |x, part| match part.is_partial(0) {
+        let reduction = partial(dtype, Reduction::Mean);
+        reduce_dim("float_mean_dim", tensor, dim, reduction, dtype, move |x, part| match part.is_partial(0) {
             true => B::float_div_scalar(B::float_sum_dim(x, dim), count(num_rows)),
             false => B::float_mean_dim(x, dim),
         })
@@ -428,27 +355,15 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     }
 }
 
-/// Halves would lose what a mean of partial means rounds away, so their means see everything.
-fn mean(dtype: DType) -> Reduction {
+/// Halves see everything: a member's sum could overflow, or lose digits, where the whole one would not. (Weight
+/// gradients and products along a shared dim are summed over members all the same: gathering there costs too much.)
+fn partial(dtype: DType, reduction: Reduction) -> Reduction {
     match dtype {
         DType::F16 | DType::BF16 => Reduction::Whole,
-        _ => Reduction::Mean,
+        _ => reduction,
     }
 }
 
 fn count(num: usize) -> Scalar {
     Scalar::Float(num as f64)
-}
-
-fn matmul_shape<B: Member>(
-    lhs: &FloatTensor<Replica<B>>,
-    rhs: &FloatTensor<Replica<B>>,
-) -> Result<Shape, MetadataError> {
-    same_dtype(&[lhs.dtype(), rhs.dtype()])?;
-    calculate_matmul_output(&lhs.shape(), &rhs.shape())
-}
-
-/// Multiply-adds of `[.., m, k] x [.., k, n]`.
-pub(super) fn matmul_work(lhs: &Shape, rhs: &Shape) -> usize {
-    lhs.num_elements().max(1) * rhs.last().copied().unwrap_or(1)
 }

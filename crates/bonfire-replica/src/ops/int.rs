@@ -1,89 +1,14 @@
 use std::ops::Range;
 
-use bonfire_placement::{Op, Reduction};
+use bonfire_placement::Reduction;
 use burn_backend::{
     BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData, TensorMetadata,
-    calculate_matmul_output,
     ops::IntTensorOps,
     tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor},
 };
 
-use super::{float::matmul_work, *};
+use super::*;
 use crate::{Member, Replica, ReplicaTensor, read::into_data, transfer::to_device};
-
-/// Elementwise, dtype kept.
-macro_rules! unary {
-    ($($name:ident)*) => {$(
-        fn $name(tensor: IntTensor<Self>) -> IntTensor<Self> {
-            let dtype = tensor.dtype();
-            unary(stringify!($name), tensor, dtype, B::$name)
-        }
-    )*};
-}
-
-/// Elementwise with a scalar, dtype kept.
-macro_rules! scalar {
-    ($($name:ident)*) => {$(
-        fn $name(lhs: IntTensor<Self>, rhs: Scalar) -> IntTensor<Self> {
-            let dtype = lhs.dtype();
-            unary(stringify!($name), lhs, dtype, move |x| B::$name(x, rhs))
-        }
-    )*};
-}
-
-/// Elementwise on two tensors, dtype kept.
-macro_rules! binary {
-    ($($name:ident)*) => {$(
-        fn $name(lhs: IntTensor<Self>, rhs: IntTensor<Self>) -> IntTensor<Self> {
-            let dtype = lhs.dtype();
-            arithmetic(stringify!($name), lhs, rhs, dtype, B::$name)
-        }
-    )*};
-}
-
-macro_rules! compare {
-    ($($name:ident)*) => {$(
-        fn $name(lhs: IntTensor<Self>, rhs: IntTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
-            arithmetic(stringify!($name), lhs, rhs, out_dtype, move |x, y| B::$name(x, y, out_dtype))
-        }
-    )*};
-}
-
-macro_rules! compare_scalar {
-    ($($name:ident)*) => {$(
-        fn $name(lhs: IntTensor<Self>, rhs: Scalar, out_dtype: BoolDType) -> BoolTensor<Self> {
-            unary(stringify!($name), lhs, out_dtype, move |x| B::$name(x, rhs, out_dtype))
-        }
-    )*};
-}
-
-macro_rules! reduce_all {
-    ($($name:ident $reduction:ident)*) => {$(
-        fn $name(tensor: IntTensor<Self>) -> IntTensor<Self> {
-            let dtype = tensor.dtype();
-            reduce_all(stringify!($name), tensor, Reduction::$reduction, dtype, |x, _| B::$name(x))
-        }
-    )*};
-}
-
-macro_rules! reduce_dim {
-    ($($name:ident $reduction:ident)*) => {$(
-        fn $name(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self> {
-            let dtype = tensor.dtype();
-            reduce_dim(stringify!($name), tensor, dim, Reduction::$reduction, dtype, move |x, _| B::$name(x, dim))
-        }
-    )*};
-}
-
-/// Along a dim that must be whole, shape and dtype kept.
-macro_rules! cumulative {
-    ($($name:ident)*) => {$(
-        fn $name(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self> {
-            let (shape, dtype) = (tensor.shape(), tensor.dtype());
-            along(stringify!($name), tensor, dim, length(&shape, dim), dtype, move |x| B::$name(x, dim))
-        }
-    )*};
-}
 
 impl<B: Member> IntTensorOps<Self> for Replica<B> {
     fn int_from_data(data: TensorData, device: &Device<Self>) -> IntTensor<Self> {
@@ -139,26 +64,26 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
         unary("int_cast", tensor, dtype, move |x| B::int_cast(x, dtype))
     }
 
-    unary! {
+    unary_methods! { IntTensor:
         int_neg int_abs int_sign bitwise_not
     }
 
-    scalar! {
+    scalar_methods! { IntTensor:
         int_add_scalar int_sub_scalar int_mul_scalar int_div_scalar int_remainder_scalar int_powi_scalar
         int_powi_scalar_impl int_clamp_min int_clamp_max bitwise_and_scalar bitwise_or_scalar bitwise_xor_scalar
         bitwise_left_shift_scalar bitwise_right_shift_scalar
     }
 
-    binary! {
+    binary_methods! { IntTensor:
         int_add int_sub int_mul int_div int_remainder int_powi bitwise_and bitwise_or bitwise_xor bitwise_left_shift
         bitwise_right_shift
     }
 
-    compare! {
+    compare_methods! { IntTensor:
         int_equal int_not_equal int_greater int_greater_equal int_lower int_lower_equal
     }
 
-    compare_scalar! {
+    compare_scalar_methods! { IntTensor:
         int_equal_elem int_not_equal_elem int_greater_elem int_greater_equal_elem int_lower_elem int_lower_equal_elem
     }
 
@@ -177,11 +102,7 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
     }
 
     fn int_matmul(lhs: IntTensor<Self>, rhs: IntTensor<Self>) -> IntTensor<Self> {
-        let shape =
-            same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| calculate_matmul_output(&lhs.shape(), &rhs.shape()));
-        let call = Call::new("int_matmul", Op::Matmul).heavy(matmul_work(&lhs.shape(), &rhs.shape()));
-        let spec = Spec::inferred(shape, lhs.dtype());
-        apply(call, (lhs, rhs), spec, |(x, y), _| B::int_matmul(x, y))
+        matmul("int_matmul", lhs, rhs, B::int_matmul)
     }
 
     fn int_transpose(tensor: IntTensor<Self>) -> IntTensor<Self> {
@@ -257,7 +178,7 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
     }
 
     fn int_gather_nd(data: IntTensor<Self>, indices: IntTensor<Self>) -> IntTensor<Self> {
-        apply(whole("int_gather_nd"), (data, indices), Spec::unknown(), |(x, i), _| B::int_gather_nd(x, i))
+        apply(whole("int_gather_nd"), (data, indices), Spec::Unknown, |(x, i), _| B::int_gather_nd(x, i))
     }
 
     fn int_select(tensor: IntTensor<Self>, dim: usize, indices: IntTensor<Self>) -> IntTensor<Self> {
@@ -273,7 +194,7 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
         select_assign("int_select_add", tensor, dim, indices, value, move |x, i, v| B::int_select_add(x, dim, i, v))
     }
 
-    reduce_all! {
+    reduce_all_methods! { IntTensor:
         int_sum Sum
         int_prod Whole
         int_mean Whole
@@ -282,7 +203,7 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
         int_max_abs Max
     }
 
-    reduce_dim! {
+    reduce_dim_methods! { IntTensor:
         int_sum_dim Sum
         int_prod_dim Whole
         int_mean_dim Whole
@@ -291,7 +212,7 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
         int_max_abs_dim Max
     }
 
-    cumulative! {
+    along_methods! { IntTensor:
         int_cumsum int_cumprod int_cummin int_cummax
     }
 

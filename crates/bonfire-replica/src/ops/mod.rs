@@ -1,4 +1,8 @@
-//! Burn's operation traits for [`Replica`](crate::Replica): each method names its op family and the inner backend's own method.
+//! Burn's operation traits for [`Replica`](crate::Replica): each method names its op family and the inner backend's own
+//! method.
+
+#[macro_use]
+mod methods;
 
 mod activation;
 mod boolean;
@@ -9,7 +13,10 @@ mod quantized;
 mod transaction;
 
 use bonfire_placement::{Op, Reduction, Role, Yield};
-use burn_backend::{DType, MetadataError, Shape, Slice, TensorMetadata, ops::unfold::calculate_unfold_shape};
+use burn_backend::{
+    DType, MetadataError, Scalar, Shape, Slice, TensorMetadata, calculate_matmul_output,
+    ops::unfold::calculate_unfold_shape,
+};
 
 use crate::{
     Member, ReplicaTensor,
@@ -61,7 +68,8 @@ pub(crate) fn mask_where<B: Member, K: Kind<B>, M: Kind<B>>(
     value: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, M::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let shape = broadcast(&[&tensor.shape(), &mask.shape(), &value.shape()]);
+    let shape = same_dtype(&[tensor.dtype(), value.dtype()])
+        .and_then(|()| broadcast(&[&tensor.shape(), &mask.shape(), &value.shape()]));
     let spec = Spec::inferred(shape, tensor.dtype());
     apply(Call::new(name, aligned(vec![])), (tensor, mask, value), spec, move |(x, m, v), _| body(x, m, v))
 }
@@ -79,7 +87,8 @@ pub(crate) fn along<B: Member, I: Kind<B>, O: Kind<B>>(
     apply(Call::new(name, aligned(vec![dim])), (tensor,), spec, move |(x,), _| body(x))
 }
 
-/// As [`along`], for the value and the index of a reduction, or of a sort.
+/// As [`along`], for the value and the index of a reduction, or of a sort. Indices of no given dtype have the one that
+/// the inner backend chooses.
 pub(crate) fn along_with_indices<B: Member, K: Kind<B>, L: Kind<B>>(
     name: &'static str,
     tensor: ReplicaTensor<B, K>,
@@ -89,12 +98,14 @@ pub(crate) fn along_with_indices<B: Member, K: Kind<B>, L: Kind<B>>(
     body: impl Fn(K::Primitive) -> (K::Primitive, L::Primitive) + Send + Sync + 'static,
 ) -> (ReplicaTensor<B, K>, ReplicaTensor<B, L>) {
     let shape = with_length(tensor.shape(), dim, length);
-    let values = Spec::inferred(shape.clone(), tensor.dtype());
+    let indices_dtype = indices_dtype
+        .unwrap_or_else(|| index_dtype(name, &tensor, few(&tensor.shape(), dim, length), |x| body(x).1.dtype()));
+    let specs = (Spec::inferred(shape.clone(), tensor.dtype()), Spec::inferred(shape, indices_dtype));
     let op = Op::Aligned { blocked: vec![dim], num_outputs: 2 };
-    apply(Call::new(name, op), (tensor,), (values, with_dtype(shape, indices_dtype)), move |(x,), _| body(x))
+    apply(Call::new(name, op), (tensor,), specs, move |(x,), _| body(x))
 }
 
-/// As [`along`], for indices whose dtype the inner backend chooses.
+/// As [`along`], for indices of the dtype that the inner backend chooses.
 pub(crate) fn indices_along<B: Member, I: Kind<B>, O: Kind<B>>(
     name: &'static str,
     tensor: ReplicaTensor<B, I>,
@@ -102,8 +113,27 @@ pub(crate) fn indices_along<B: Member, I: Kind<B>, O: Kind<B>>(
     length: usize,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    let spec = Spec::any_dtype(with_length(tensor.shape(), dim, length));
-    apply(Call::new(name, aligned(vec![dim])), (tensor,), spec, move |(x,), _| body(x))
+    let dtype = index_dtype(name, &tensor, few(&tensor.shape(), dim, length), |x| body(x).dtype());
+    along(name, tensor, dim, length, dtype, body)
+}
+
+/// The dtype of the indices that an operation gives, asked once of the inner backend with a tensor of a few elements.
+pub(crate) fn index_dtype<B: Member, K: Kind<B>>(
+    name: &'static str,
+    tensor: &ReplicaTensor<B, K>,
+    few: Shape,
+    probe: impl FnOnce(K::Primitive) -> DType,
+) -> DType {
+    let (device, dtype) = (tensor.device(), tensor.dtype());
+    device.group.index_dtype(name, dtype, || {
+        let zeros = K::full(few, Scalar::new(0, &dtype), device.group.home(), dtype);
+        probe(K::restore(zeros))
+    })
+}
+
+/// A shape of the same rank with as few elements as an operation along `dim` takes.
+fn few(shape: &Shape, dim: usize, length: usize) -> Shape {
+    (0..shape.num_dims()).map(|other| if other == dim { length } else { 1 }).collect()
 }
 
 /// Joins tensors along `dim`.
@@ -158,6 +188,10 @@ pub(crate) fn swap_dims<B: Member, K: Kind<B>>(
     body: impl Fn(K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let rank = tensor.shape().num_dims();
+    if rank < 2 {
+        // Nothing to exchange; a transpose of it is itself.
+        return tensor;
+    }
     let mut axes: Vec<usize> = (0..rank).collect();
     if dim1 < rank && dim2 < rank {
         axes.swap(dim1, dim2);
@@ -284,7 +318,13 @@ pub(crate) fn unfold<B: Member, K: Kind<B>>(
     step: usize,
     body: impl Fn(K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let spec = Spec::new(calculate_unfold_shape(tensor.shape(), dim, size, step), tensor.dtype());
+    let shape = match length(&tensor.shape(), dim) >= size && step > 0 {
+        true => Ok(calculate_unfold_shape(tensor.shape(), dim, size, step)),
+        false => {
+            Err(MetadataError::Invalid { reason: format!("no window of {size} by steps of {step} fits dim {dim}") })
+        }
+    };
+    let spec = Spec::inferred(shape, tensor.dtype());
     apply(Call::new(name, aligned(vec![dim])), (tensor,), spec, move |(x,), _| body(x))
 }
 
@@ -311,6 +351,20 @@ pub(crate) fn reduce_all<B: Member, I: Kind<B>, O: Kind<B>>(
 ) -> ReplicaTensor<B, O> {
     let spec = Spec::new([1], dtype);
     apply(Call::new(name, Op::ReduceAll { reduction }), (tensor,), spec, move |(x,), part| body(x, part))
+}
+
+/// `[.., m, k] x [.., k, n]`.
+pub(crate) fn matmul<B: Member, K: Kind<B>>(
+    name: &'static str,
+    lhs: ReplicaTensor<B, K>,
+    rhs: ReplicaTensor<B, K>,
+    body: impl Fn(K::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let shape =
+        same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| calculate_matmul_output(&lhs.shape(), &rhs.shape()));
+    let multiply_adds = lhs.shape().num_elements() * rhs.shape().last().copied().unwrap_or(0);
+    let spec = Spec::inferred(shape, lhs.dtype());
+    apply(Call::new(name, Op::Matmul).heavy(multiply_adds), (lhs, rhs), spec, move |(x, y), _| body(x, y))
 }
 
 /// An operation without a rule: inputs are gathered, and every member runs it whole.
@@ -342,13 +396,6 @@ pub(crate) fn with_length(mut shape: Shape, dim: usize, length: usize) -> Result
     let slot = shape.get_mut(dim).ok_or(MetadataError::OutOfBounds { dim, rank })?;
     *slot = length;
     Ok(shape)
-}
-
-fn with_dtype(shape: Result<Shape, MetadataError>, dtype: Option<DType>) -> Spec {
-    match dtype {
-        Some(dtype) => Spec::inferred(shape, dtype),
-        None => Spec::any_dtype(shape),
-    }
 }
 
 pub(crate) fn same_dtype(dtypes: &[DType]) -> Result<(), MetadataError> {

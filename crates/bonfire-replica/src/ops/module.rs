@@ -1,6 +1,6 @@
 use bonfire_placement::{Op, Role, Yield};
 use burn_backend::{
-    MetadataError, Shape, TensorMetadata,
+    DType, MetadataError, Shape, TensorMetadata,
     ops::{
         AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions,
         InterpolateOptions, MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices,
@@ -14,7 +14,10 @@ use burn_backend::{
 };
 
 use super::*;
-use crate::{Member, Replica, ReplicaTensor, value::Float};
+use crate::{
+    Member, Replica, ReplicaTensor,
+    value::{Float, Int},
+};
 
 /// Spatial ops: every rank computes its part of the batch (or, for pooling, of the channels).
 const BATCH: [usize; 1] = [0];
@@ -29,7 +32,9 @@ macro_rules! conv {
             options: ConvOptions<$num_dims>,
         ) -> FloatTensor<Self> {
             let ConvOptions { stride, padding, dilation, .. } = &options;
-            let fits = length(&x.shape(), 1) == length(&weight.shape(), 1) * options.groups;
+            let fits = length(&x.shape(), 1) == length(&weight.shape(), 1) * options.groups
+                && bias_fits(&bias, length(&weight.shape(), 0))
+                && x.dtype() == weight.dtype();
             let shape = match fits {
                 true => calculate_conv_output_shape(&x.shape(), &weight.shape(), stride, padding, dilation),
                 false => Err(MetadataError::IncompatibleShapes { left: x.shape(), right: weight.shape() }),
@@ -85,7 +90,10 @@ macro_rules! conv_transpose {
             options: ConvTransposeOptions<$num_dims>,
         ) -> FloatTensor<Self> {
             let ConvTransposeOptions { stride, padding, padding_out, dilation, groups } = &options;
-            let shape = match x.shape().get(1) == weight.shape().first() {
+            let fits = x.shape().get(1) == weight.shape().first()
+                && bias_fits(&bias, length(&weight.shape(), 1) * groups)
+                && x.dtype() == weight.dtype();
+            let shape = match fits {
                 true => calculate_conv_transpose_output_shape(
                     &x.shape(),
                     &weight.shape(),
@@ -111,10 +119,12 @@ macro_rules! conv_transpose {
             // The gradient of a transposed convolution is the plain convolution of the output's gradient.
             let mut shape = output_grad.shape();
             for (dim, length) in shape.iter_mut().enumerate().skip(2) {
+                // What `padding_out` added at the end is no part of the input.
                 let [kernel, index] = [weight.shape()[dim], dim - 2];
                 let (stride, padding, dilation) =
                     (options.stride[index], options.padding[index], options.dilation[index]);
-                *length = calculate_conv_output_size(kernel, stride, padding, dilation, *length);
+                let length_without = length.saturating_sub(options.padding_out[index]);
+                *length = calculate_conv_output_size(kernel, stride, padding, dilation, length_without);
             }
             shape[1] = weight.shape()[0];
             let work = conv_work(&Ok(shape.clone()), &weight.shape());
@@ -172,7 +182,9 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let rows = rows_of(&x.shape());
         let inner = x.shape().last().copied().unwrap_or(0);
         let shape = match weight.shape()[..] {
-            [inputs, outputs] if inputs == inner => with_length(x.shape(), rows.len(), outputs),
+            [inputs, outputs] if inputs == inner && bias_fits(&bias, outputs) && x.dtype() == weight.dtype() => {
+                with_length(x.shape(), rows.len(), outputs)
+            }
             _ => Err(MetadataError::IncompatibleShapes { left: x.shape(), right: weight.shape() }),
         };
         let work = x.shape().num_elements() * length(&weight.shape(), 1);
@@ -307,7 +319,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         count_include_pad: bool,
         ceil_mode: bool,
     ) -> FloatTensor<Self> {
-        let shape = calculate_pool_output_shape(&x.shape(), &[kernel_size], &[stride], &[padding], &[1], ceil_mode);
+        let shape = pooled(&x.shape(), [kernel_size], [stride], [padding], [1], ceil_mode);
         pool("avg_pool1d", x, shape, move |x| {
             B::avg_pool1d(x, kernel_size, stride, padding, count_include_pad, ceil_mode)
         })
@@ -335,7 +347,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         count_include_pad: bool,
         ceil_mode: bool,
     ) -> FloatTensor<Self> {
-        let shape = calculate_pool_output_shape(&x.shape(), &kernel_size, &stride, &padding, &[1, 1], ceil_mode);
+        let shape = pooled(&x.shape(), kernel_size, stride, padding, [1, 1], ceil_mode);
         pool("avg_pool2d", x, shape, move |x| {
             B::avg_pool2d(x, kernel_size, stride, padding, count_include_pad, ceil_mode)
         })
@@ -357,7 +369,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
 
     fn adaptive_avg_pool1d(x: FloatTensor<Self>, output_size: usize) -> FloatTensor<Self> {
         let shape = with_length(x.shape(), 2, output_size);
-        pool("adaptive_avg_pool1d", x, shape, move |x| B::adaptive_avg_pool1d(x, output_size))
+        pool("adaptive_avg_pool1d", x, Some(shape), move |x| B::adaptive_avg_pool1d(x, output_size))
     }
 
     fn adaptive_avg_pool1d_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -366,7 +378,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
 
     fn adaptive_avg_pool2d(x: FloatTensor<Self>, output_size: [usize; 2]) -> FloatTensor<Self> {
         let shape = resized(x.shape(), output_size);
-        pool("adaptive_avg_pool2d", x, shape, move |x| B::adaptive_avg_pool2d(x, output_size))
+        pool("adaptive_avg_pool2d", x, Some(shape), move |x| B::adaptive_avg_pool2d(x, output_size))
     }
 
     fn adaptive_avg_pool2d_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -381,8 +393,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         dilation: usize,
         ceil_mode: bool,
     ) -> FloatTensor<Self> {
-        let shape =
-            calculate_pool_output_shape(&x.shape(), &[kernel_size], &[stride], &[padding], &[dilation], ceil_mode);
+        let shape = pooled(&x.shape(), [kernel_size], [stride], [padding], [dilation], ceil_mode);
         pool("max_pool1d", x, shape, move |x| B::max_pool1d(x, kernel_size, stride, padding, dilation, ceil_mode))
     }
 
@@ -394,8 +405,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         dilation: usize,
         ceil_mode: bool,
     ) -> MaxPool1dWithIndices<Self> {
-        let shape =
-            calculate_pool_output_shape(&x.shape(), &[kernel_size], &[stride], &[padding], &[dilation], ceil_mode);
+        let shape = pooled(&x.shape(), [kernel_size], [stride], [padding], [dilation], ceil_mode);
         let (output, indices) = pool_with_indices("max_pool1d_with_indices", x, shape, move |x| {
             let pooled = B::max_pool1d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode);
             (pooled.output, pooled.indices)
@@ -428,7 +438,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         dilation: [usize; 2],
         ceil_mode: bool,
     ) -> FloatTensor<Self> {
-        let shape = calculate_pool_output_shape(&x.shape(), &kernel_size, &stride, &padding, &dilation, ceil_mode);
+        let shape = pooled(&x.shape(), kernel_size, stride, padding, dilation, ceil_mode);
         pool("max_pool2d", x, shape, move |x| B::max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode))
     }
 
@@ -440,7 +450,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         dilation: [usize; 2],
         ceil_mode: bool,
     ) -> MaxPool2dWithIndices<Self> {
-        let shape = calculate_pool_output_shape(&x.shape(), &kernel_size, &stride, &padding, &dilation, ceil_mode);
+        let shape = pooled(&x.shape(), kernel_size, stride, padding, dilation, ceil_mode);
         let (output, indices) = pool_with_indices("max_pool2d_with_indices", x, shape, move |x| {
             let pooled = B::max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode);
             (pooled.output, pooled.indices)
@@ -467,7 +477,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
 
     fn interpolate(x: FloatTensor<Self>, output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor<Self> {
         let shape = resized(x.shape(), output_size);
-        pool("interpolate", x, shape, move |x| B::interpolate(x, output_size, options.clone()))
+        pool("interpolate", x, Some(shape), move |x| B::interpolate(x, output_size, options.clone()))
     }
 
     fn interpolate_backward(
@@ -489,7 +499,8 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         attn_bias: Option<FloatTensor<Self>>,
         options: AttentionModuleOptions,
     ) -> FloatTensor<Self> {
-        let shape = with_length(query.shape(), 3, length(&value.shape(), 3));
+        let shape = same_dtype(&[query.dtype(), key.dtype(), value.dtype()])
+            .and_then(|()| with_length(query.shape(), 3, length(&value.shape(), 3)));
         let work = 2 * query.shape().num_elements() * length(&key.shape(), 2);
         let mut roles = vec![Role::Split, Role::Split, Role::Split];
         roles.extend(mask.as_ref().map(|_| Role::Split));
@@ -511,7 +522,8 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let rows = rows_of(&tensor.shape());
         let mut roles = vec![Role::Split, Role::Whole];
         roles.extend(beta.as_ref().map(|_| Role::Whole));
-        let spec = Spec::new(tensor.shape(), tensor.dtype());
+        let fits = same_dtype(&[tensor.dtype(), gamma.dtype()]).map(|()| tensor.shape());
+        let spec = Spec::inferred(fits, tensor.dtype());
         let call = Call::new("layer_norm", batch_shared(rows, roles, vec![Yield::Split]));
         apply(call, (tensor, gamma, beta), spec, move |(x, g, b), _| B::layer_norm(x, g, b, epsilon))
     }
@@ -524,7 +536,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         blank: usize,
     ) -> FloatTensor<Self> {
         let inputs = (log_probs, targets, input_lengths, target_lengths);
-        apply(whole("ctc_loss"), inputs, Spec::unknown(), move |(p, t, i, l), _| B::ctc_loss(p, t, i, l, blank))
+        apply(whole("ctc_loss"), inputs, Spec::Unknown, move |(p, t, i, l), _| B::ctc_loss(p, t, i, l, blank))
     }
 
     fn has_ctc_loss_backward() -> bool {
@@ -548,7 +560,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
 
     fn rfft(signal: FloatTensor<Self>, dim: usize, n: Option<usize>) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let call = Call::new("rfft", Op::Whole { num_outputs: 2 });
-        apply(call, (signal,), (Spec::unknown(), Spec::unknown()), move |(x,), _| B::rfft(x, dim, n))
+        apply(call, (signal,), (Spec::Unknown, Spec::Unknown), move |(x,), _| B::rfft(x, dim, n))
     }
 
     fn irfft(
@@ -557,8 +569,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         dim: usize,
         n: Option<usize>,
     ) -> FloatTensor<Self> {
-        apply(whole("irfft"), (spectrum_re, spectrum_im), Spec::unknown(), move |(re, im), _| B::irfft(re, im, dim, n))
+        apply(whole("irfft"), (spectrum_re, spectrum_im), Spec::Unknown, move |(re, im), _| B::irfft(re, im, dim, n))
     }
+}
+
+fn bias_fits<B: Member>(bias: &Option<ReplicaTensor<B, Float>>, num_outputs: usize) -> bool {
+    bias.as_ref().is_none_or(|bias| bias.shape().num_elements() == num_outputs)
 }
 
 /// Dims of `[.., features]` that hold rows.
@@ -617,14 +633,33 @@ fn weight_gradient<B: Member>(
     apply(call, (x, weight, output_grad), spec, move |(x, w, g), _| body(x, w, g))
 }
 
+/// The shape of a pooling's result; `None` if the window is larger than the padded input, of which backends think
+/// differently.
+fn pooled<const N: usize>(
+    shape: &Shape,
+    kernel_size: [usize; N],
+    stride: [usize; N],
+    padding: [usize; N],
+    dilation: [usize; N],
+    ceil_mode: bool,
+) -> Option<Result<Shape, MetadataError>> {
+    let window = |index: usize| dilation[index] * (kernel_size[index] - 1) + 1;
+    let fits = (0..N).all(|index| length(shape, index + 2) + 2 * padding[index] >= window(index));
+    fits.then(|| calculate_pool_output_shape(shape, &kernel_size, &stride, &padding, &dilation, ceil_mode))
+}
+
+fn pooled_spec(shape: Option<Result<Shape, MetadataError>>, dtype: DType) -> Spec {
+    shape.map_or(Spec::Unknown, |shape| Spec::inferred(shape, dtype))
+}
+
 /// Pooling and other spatial ops that leave batch and channels apart.
 fn pool<B: Member>(
     name: &'static str,
     x: ReplicaTensor<B, Float>,
-    shape: Result<Shape, MetadataError>,
+    shape: Option<Result<Shape, MetadataError>>,
     body: impl Fn(B::FloatTensorPrimitive) -> B::FloatTensorPrimitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, Float> {
-    let spec = Spec::inferred(shape, x.dtype());
+    let spec = pooled_spec(shape, x.dtype());
     let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split], vec![Yield::Split]);
     apply(Call::new(name, op), (x,), spec, move |(x,), _| body(x))
 }
@@ -632,10 +667,13 @@ fn pool<B: Member>(
 fn pool_with_indices<B: Member>(
     name: &'static str,
     x: ReplicaTensor<B, Float>,
-    shape: Result<Shape, MetadataError>,
+    shape: Option<Result<Shape, MetadataError>>,
     body: impl Fn(B::FloatTensorPrimitive) -> (B::FloatTensorPrimitive, B::IntTensorPrimitive) + Send + Sync + 'static,
-) -> (ReplicaTensor<B, Float>, ReplicaTensor<B, crate::value::Int>) {
-    let specs = (Spec::inferred(shape.clone(), x.dtype()), Spec::any_dtype(shape));
+) -> (ReplicaTensor<B, Float>, ReplicaTensor<B, Int>) {
+    let mut one_plane = x.shape();
+    one_plane.iter_mut().take(2).for_each(|length| *length = 1);
+    let indices_dtype = index_dtype(name, &x, one_plane, |x| body(x).1.dtype());
+    let specs = (pooled_spec(shape.clone(), x.dtype()), pooled_spec(shape, indices_dtype));
     let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split], vec![Yield::Split, Yield::Split]);
     apply(Call::new(name, op), (x,), specs, move |(x,), _| body(x))
 }
@@ -656,7 +694,7 @@ fn unpool<B: Member>(
     name: &'static str,
     x: ReplicaTensor<B, Float>,
     grad: ReplicaTensor<B, Float>,
-    indices: ReplicaTensor<B, crate::value::Int>,
+    indices: ReplicaTensor<B, Int>,
     body: impl Fn(B::FloatTensorPrimitive, B::FloatTensorPrimitive, B::IntTensorPrimitive) -> B::FloatTensorPrimitive
     + Send
     + Sync

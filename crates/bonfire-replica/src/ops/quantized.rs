@@ -21,16 +21,15 @@ impl<B: Member> QTensorOps<Self> for Replica<B> {
         qparams: QuantizationParametersPrimitive<Self>,
     ) -> QuantizedTensor<Self> {
         let scheme = *scheme;
-        let spec = Spec::new(tensor.shape(), DType::QFloat(scheme));
-        apply(whole("quantize"), (tensor, qparams.scales), spec, move |(x, scales), _| {
+        // The inner backend may store another scheme than the one asked for.
+        apply(whole("quantize"), (tensor, qparams.scales), Spec::Unknown, move |(x, scales), _| {
             B::quantize(x, &scheme, QuantizationParametersPrimitive { scales })
         })
     }
 
     fn quantize_dynamic(tensor: FloatTensor<Self>, scheme: &QuantScheme) -> QuantizedTensor<Self> {
         let scheme = *scheme;
-        let spec = Spec::new(tensor.shape(), DType::QFloat(scheme));
-        apply(whole("quantize_dynamic"), (tensor,), spec, move |(x,), _| B::quantize_dynamic(x, &scheme))
+        apply(whole("quantize_dynamic"), (tensor,), Spec::Unknown, move |(x,), _| B::quantize_dynamic(x, &scheme))
     }
 
     fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -61,30 +60,30 @@ impl<B: Member> QTensorOps<Self> for Replica<B> {
     }
 
     fn q_swap_dims(tensor: QuantizedTensor<Self>, dim1: usize, dim2: usize) -> QuantizedTensor<Self> {
-        apply(whole("q_swap_dims"), (tensor,), Spec::unknown(), move |(x,), _| B::q_swap_dims(x, dim1, dim2))
+        apply(whole("q_swap_dims"), (tensor,), Spec::Unknown, move |(x,), _| B::q_swap_dims(x, dim1, dim2))
     }
 
     fn q_permute(tensor: QuantizedTensor<Self>, axes: &[usize]) -> QuantizedTensor<Self> {
         let axes = axes.to_vec();
-        apply(whole("q_permute"), (tensor,), Spec::unknown(), move |(x,), _| B::q_permute(x, &axes))
+        apply(whole("q_permute"), (tensor,), Spec::Unknown, move |(x,), _| B::q_permute(x, &axes))
     }
 
     fn q_flip(tensor: QuantizedTensor<Self>, axes: &[usize]) -> QuantizedTensor<Self> {
         let axes = axes.to_vec();
-        apply(whole("q_flip"), (tensor,), Spec::unknown(), move |(x,), _| B::q_flip(x, &axes))
+        apply(whole("q_flip"), (tensor,), Spec::Unknown, move |(x,), _| B::q_flip(x, &axes))
     }
 
     fn q_select(tensor: QuantizedTensor<Self>, dim: usize, indices: IntTensor<Self>) -> QuantizedTensor<Self> {
-        apply(whole("q_select"), (tensor, indices), Spec::unknown(), move |(x, i), _| B::q_select(x, dim, i))
+        apply(whole("q_select"), (tensor, indices), Spec::Unknown, move |(x, i), _| B::q_select(x, dim, i))
     }
 
     fn q_gather(dim: usize, tensor: QuantizedTensor<Self>, indices: IntTensor<Self>) -> QuantizedTensor<Self> {
-        apply(whole("q_gather"), (tensor, indices), Spec::unknown(), move |(x, i), _| B::q_gather(dim, x, i))
+        apply(whole("q_gather"), (tensor, indices), Spec::Unknown, move |(x, i), _| B::q_gather(dim, x, i))
     }
 
     fn q_slice(tensor: QuantizedTensor<Self>, slices: &[Slice]) -> QuantizedTensor<Self> {
         let slices = slices.to_vec();
-        apply(whole("q_slice"), (tensor,), Spec::unknown(), move |(x,), _| B::q_slice(x, &slices))
+        apply(whole("q_slice"), (tensor,), Spec::Unknown, move |(x,), _| B::q_slice(x, &slices))
     }
 
     fn q_argmax(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: burn_backend::IntDType) -> IntTensor<Self> {
