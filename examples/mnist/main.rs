@@ -8,16 +8,17 @@ mod data;
 mod model;
 mod progress;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use bonfire::{Replica, ReplicaDevice, ReplicaOptions, Shares};
 use burn::backend::Autodiff;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::Dataset;
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::tensor::ElementConversion;
@@ -34,15 +35,18 @@ use crate::progress::{EpochLoss, ProgressLine};
 
 fn main() -> ExitCode {
     match run(&Flags::parse()) {
-        Ok(report) => {
-            println!("{report}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+        Ok(report) => match writeln!(std::io::stdout(), "{report}") {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(&anyhow!("cannot print the report: {error}")),
+        },
+        Err(error) => fail(&error),
     }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    // Nobody may be listening.
+    let _ = writeln!(std::io::stderr(), "error: {error:#}");
+    ExitCode::FAILURE
 }
 
 fn run(flags: &Flags) -> Result<String> {
@@ -68,7 +72,7 @@ struct Flags {
     #[arg(long, value_name = "N", conflicts_with = "plain")]
     members: Option<NonZeroUsize>,
     /// Each member's share of a batch, as 2,3,3 [default: equal]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "plain")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "plain", allow_negative_numbers = true)]
     shares: Option<Vec<u32>>,
     /// Train on the bare Flex backend, for comparison
     #[arg(long)]
@@ -83,7 +87,7 @@ struct Flags {
     #[arg(long, value_name = "RATE", default_value = "0.002", value_parser = learning_rate, allow_negative_numbers = true)]
     learning_rate: f64,
     /// Seed of the initial weights, of dropout and of the order of the images
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     seed: u64,
     /// Folder of four files in MNIST's format, plain or gzipped
     #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/mnist/data"))]
@@ -98,7 +102,7 @@ impl Flags {
     fn replica_device(&self) -> Result<ReplicaDevice<Flex>> {
         let num_members = self.members.map(NonZeroUsize::get);
         let (num_members, shares) = match (&self.shares, num_members) {
-            (None, None) => return Ok(ReplicaDevice::default()),
+            (None, None) => return Ok(ReplicaDevice::from_env()?),
             (None, Some(num_members)) => (num_members, Shares::Equal),
             (Some(shares), None) => (shares.len(), Shares::Weighted(shares.clone())),
             (Some(shares), Some(num_members)) => {
@@ -146,7 +150,7 @@ fn train<B: AutodiffBackend>(flags: &Flags, device: &B::Device, members: usize) 
     B::seed(device, flags.seed);
 
     // Batches are made on this thread: loader threads would deliver them in an order that differs from run to run.
-    let batch_size = flags.batch_size.get();
+    let batch_size = flags.batch_size.get().min(train.len());
     let train = DataLoaderBuilder::new(DigitBatcher)
         .batch_size(batch_size)
         .shuffle(flags.seed)
@@ -156,7 +160,7 @@ fn train<B: AutodiffBackend>(flags: &Flags, device: &B::Device, members: usize) 
 
     let temporary = tempfile::tempdir().context("cannot make a temporary folder; name one with --out")?;
     let folder = flags.out.as_deref().unwrap_or(temporary.path());
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    prepare(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
 
     let loss = EpochLoss::default();
     let mut training = SupervisedTraining::new(folder, train, test.clone())
@@ -188,6 +192,14 @@ fn train<B: AutodiffBackend>(flags: &Flags, device: &B::Device, members: usize) 
         seconds,
         items_per_second: loss.num_items() as f64 / seconds,
     })
+}
+
+/// Makes the folder and tries it: Burn's loggers, which write to it all along, panic when they cannot.
+fn prepare(folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let mut trial = tempfile::NamedTempFile::new_in(folder)?;
+    trial.write_all(&[0; 1 << 16])?;
+    trial.flush()
 }
 
 /// Share of the images that the model labels correctly.

@@ -1,5 +1,6 @@
 //! What a run shows while it trains: the mean loss of each epoch, and a progress line where Burn's TUI cannot be.
 
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::prelude::*;
@@ -131,7 +132,9 @@ impl MetricsRendererTraining for ProgressLine {
         if self.num_reported < epochs.items_processed {
             self.num_reported = epochs.items_processed;
             let loss = self.loss.of_epoch(epochs.items_processed);
-            self.bar.suspend(|| eprintln!("epoch {}/{}: loss {loss:.4}", epochs.items_processed, epochs.items_total));
+            let line = format!("epoch {}/{}: loss {loss:.4}", epochs.items_processed, epochs.items_total);
+            // Nobody may be listening.
+            self.bar.suspend(|| drop(writeln!(std::io::stderr(), "{line}")));
         }
     }
 

@@ -10,4 +10,5 @@ mod operations;
 mod placements;
 mod programs;
 mod runs;
+mod steps;
 mod threads;

@@ -366,10 +366,16 @@ mod the_backend {
         R::sync(&device).unwrap();
     }
 
+    /// With the default scheme too, which Flex stores in another way than it says.
     #[test]
     fn a_spread_tensor_can_be_quantized_and_back() {
+        for scheme in [QuantScheme::default(), QuantScheme::default().with_store(QuantStore::Native)] {
+            quantized_and_back(scheme);
+        }
+    }
+
+    fn quantized_and_back(scheme: QuantScheme) {
         let run = |x: Tensor<R, 2>| {
-            let scheme = QuantScheme::default().with_store(QuantStore::Native);
             let range = compute_range(&scheme, &x, &Calibration::MinMax);
             x.quantize(&scheme, compute_q_params(&scheme, range)).dequantize().into_data()
         };

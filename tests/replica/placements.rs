@@ -1,6 +1,6 @@
 //! What is shared out, what stays whole, and which collectives that takes.
 
-use bonfire::{Float, Placement, Replica, ReplicaTensor, Spread, collectives::Collective};
+use bonfire::{Placement, Replica, ReplicaTensor, Spread, collectives::Collective, value::Float};
 use burn::tensor::{Tensor, TensorPrimitive, activation::relu};
 use burn_flex::Flex;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bonfire_collectives::CollectiveError;
-use bonfire_placement::{Op, Operand, Placement, Plan};
+use bonfire_placement::{Op, Operand, PartialOp, Placement, Plan};
 use burn_backend::{DType, MetadataError, Scalar, Shape};
 use crossbeam_channel::{Sender, bounded};
 
@@ -11,7 +11,7 @@ use crate::{
     Member, ReplicaDevice, Spread,
     group::{MemberContext, Order, Task},
     operands::{Inputs, Outputs},
-    redistribute::Source,
+    redistribute::{Scope, Source},
     tensor::{Parts, Reading, Storage, Tensor},
     value::{Full, Value, identity},
 };
@@ -25,11 +25,23 @@ pub(crate) struct Call {
     pub(crate) work: usize,
     /// The rule speaks of the first `num_planned` inputs; those after them (indices, say) are needed whole.
     pub(crate) num_planned: usize,
+    pub(crate) linearity: Linearity,
+}
+
+/// Whether an operation on sums that are not formed yet can run on their parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Linearity {
+    /// No: it needs the values.
+    Nonlinear,
+    /// Yes, with the same bits: it moves elements, changes signs, or adds sums.
+    Linear,
+    /// Yes, but it rounds each part, so only where nobody else will form the same sum: for a last handle.
+    Scaling,
 }
 
 impl Call {
     pub(crate) fn new(name: &'static str, op: Op) -> Self {
-        Self { name, op, work: 0, num_planned: usize::MAX }
+        Self { name, op, work: 0, num_planned: usize::MAX, linearity: Linearity::Nonlinear }
     }
 
     pub(crate) fn heavy(self, work: usize) -> Self {
@@ -38,6 +50,14 @@ impl Call {
 
     pub(crate) fn planned(self, num_planned: usize) -> Self {
         Self { num_planned, ..self }
+    }
+
+    pub(crate) fn linear(self) -> Self {
+        Self { linearity: Linearity::Linear, ..self }
+    }
+
+    pub(crate) fn scaling(self) -> Self {
+        Self { linearity: Linearity::Scaling, ..self }
     }
 }
 
@@ -124,9 +144,11 @@ where
         return run_at_home::<B, I, O>(inputs, device, body);
     }
 
+    let is_statistic = gives_statistic(&call.op, &inputs);
     let (reply, replies) = bounded(1);
     let parts: Vec<_> = plan.outputs.iter().map(|_| Parts::new(device.num_members())).collect();
     let order = device.group.order();
+    form_sums(&order, &inputs, &plan);
     let task = OpTask::<B, _> {
         name: call.name,
         idle: idle_members(&plan, device.num_members()),
@@ -146,7 +168,12 @@ where
         told.into_iter().next().expect("the first member tells").1
     });
     let outputs = known.into_iter().zip(plan.outputs).zip(parts).map(|((known, placement), parts)| {
-        Tensor::new(known.shape, known.dtype, device.clone(), Storage::spread(placement, parts))
+        let storage = Storage::spread(placement, parts).marked_statistic(is_statistic);
+        let tensor = Tensor::new(known.shape, known.dtype, device.clone(), storage);
+        if tensor.storage.is_open() {
+            device.group.add_pending(&tensor.storage);
+        }
+        tensor
     });
     O::restore(outputs.collect())
 }
@@ -233,10 +260,42 @@ fn plan<B: Member>(call: &Call, op: &Op, inputs: &[Option<Tensor<B>>], device: &
         .iter()
         .take(call.num_planned)
         .flatten()
-        .map(|input| Operand { placement: &input.storage.placement, shape: &input.shape })
+        .map(|input| Operand { placement: input.storage.planned(), shape: &input.shape })
         .collect();
+    if let Some(plan) = linear_plan(call.linearity, inputs) {
+        return plan;
+    }
     op.plan(&operands, &device.group.options.shares, device.num_members())
         .unwrap_or_else(|error| panic!("{}: {error}, for inputs {}", call.name, Shapes(inputs)))
+}
+
+/// A linear operation on parts of sums gives parts of a sum. Zeros are a sum of zeros.
+fn linear_plan<B: Member>(linearity: Linearity, inputs: &[Option<Tensor<B>>]) -> Option<Plan> {
+    let sum = Placement::Partial { op: PartialOp::Sum };
+    let is_sum = |input: &Tensor<B>| *input.storage.planned() == sum;
+    let is_last = |input: &Tensor<B>| linearity == Linearity::Linear || Arc::strong_count(&input.storage) == 1;
+    let present = || inputs.iter().flatten();
+    let holds = linearity != Linearity::Nonlinear
+        && present().any(is_sum)
+        && present().all(|input| input.storage.is_zero_fill() || is_sum(input) && is_last(input));
+    holds.then(|| Plan { inputs: present().map(|_| sum.clone()).collect(), outputs: vec![sum.clone()] })
+}
+
+/// Whether a sum in parts that comes out is one that the program asked for by name, or made of such alone.
+fn gives_statistic<B: Member>(op: &Op, inputs: &[Option<Tensor<B>>]) -> bool {
+    let is_reduction = matches!(op, Op::Reduce { .. } | Op::ReduceAll { .. });
+    is_reduction || inputs.iter().flatten().all(|input| input.storage.is_statistic())
+}
+
+/// Forms the sums that the plan needs as values. What meets something sharded (batch statistics) is formed alone; an
+/// operation on whole values (an optimizer, a norm to clip by) brings all that the calling thread has pending.
+fn form_sums<B: Member>(order: &Order<B>, inputs: &[Option<Tensor<B>>], plan: &Plan) {
+    let is_shard = |placement: &Placement| matches!(placement, Placement::Shard { .. });
+    let scope = if plan.inputs.iter().any(is_shard) { Scope::These } else { Scope::AllPending };
+    let mut placements = plan.inputs.iter();
+    let asked =
+        inputs.iter().flatten().filter(|_| placements.next().is_none_or(|wanted| *wanted == Placement::Replicate));
+    order.sum(asked.map(|input| &input.storage), scope);
 }
 
 fn sources<B: Member>(

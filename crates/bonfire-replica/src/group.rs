@@ -6,10 +6,10 @@ use std::{
     num::NonZeroUsize,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    thread,
+    thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
@@ -17,7 +17,7 @@ use bonfire_collectives::{CollectiveError, Communicator, Counting, Counts, Threa
 use burn_backend::DType;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 
-use crate::{Member, ReplicaError, ReplicaOptions, member::MemberCommunicator};
+use crate::{Member, ReplicaError, ReplicaOptions, member::MemberCommunicator, tensor::Storage};
 
 /// Something every member does once, in the same place of its queue.
 pub(crate) trait Task<B: Member>: Send + Sync {
@@ -47,6 +47,8 @@ pub(crate) struct Group<B: Member> {
     order: Mutex<()>,
     state: Arc<GroupState>,
     counts: Arc<Counts>,
+    /// Partial sums by the thread that made them, in the order they were made.
+    pending: Mutex<HashMap<ThreadId, Vec<Weak<Storage<B>>>>>,
     /// Dtypes of indices, which the inner backend chooses itself, by operation and input.
     index_dtypes: Mutex<HashMap<(&'static str, DType), DType>>,
 }
@@ -123,6 +125,7 @@ impl<B: Member> Group<B> {
             order: Mutex::new(()),
             state,
             counts: counts.expect("at least one member"),
+            pending: Mutex::new(HashMap::new()),
             index_dtypes: Mutex::new(HashMap::new()),
         })
     }
@@ -210,6 +213,34 @@ impl<B: Member> Group<B> {
         }
         collected.sort_by_key(|(rank, _)| *rank);
         Ok(collected)
+    }
+
+    /// Remembers a partial sum of the calling thread, to be formed together with its others.
+    pub(crate) fn add_pending(&self, storage: &Arc<Storage<B>>) {
+        /// Sums that were never asked for are forgotten now and then.
+        const CLEAN_EVERY: usize = 256;
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine = pending.entry(thread::current().id()).or_default();
+        mine.push(Arc::downgrade(storage));
+        if mine.len().is_multiple_of(CLEAN_EVERY) {
+            mine.retain(|storage| storage.strong_count() > 0);
+            pending.retain(|_, storages| !storages.is_empty());
+        }
+    }
+
+    /// Whether the calling thread made no partial sum after this one that is still pending.
+    pub(crate) fn is_newest_pending(&self, storage: &Arc<Storage<B>>) -> bool {
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mine = pending.get(&thread::current().id()).into_iter().flatten().rev();
+        let newest = mine.find(|other| other.upgrade().is_some_and(|other| other.is_open()));
+        newest.is_some_and(|newest| std::ptr::eq(newest.as_ptr(), Arc::as_ptr(storage)))
+    }
+
+    /// The calling thread's partial sums that somebody still holds; none of them is pending afterwards.
+    pub(crate) fn take_pending(&self) -> Vec<Arc<Storage<B>>> {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine = pending.remove(&thread::current().id()).unwrap_or_default();
+        mine.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The dtype of an operation's indices, from `probe` the first time it is asked for.

@@ -42,7 +42,7 @@ mod read;
 mod redistribute;
 mod tensor;
 mod transfer;
-mod value;
+pub mod value;
 
 pub use backend::Replica;
 pub use bonfire_placement::{Lengths, Placement, Shares};
@@ -51,4 +51,3 @@ pub use error::ReplicaError;
 pub use member::{Member, MemberCommunicator};
 pub use options::{Environment, ReplicaOptions, Spread};
 pub use tensor::ReplicaTensor;
-pub use value::{Bool, Float, Int, Kind, Quantized, Value};

@@ -58,6 +58,8 @@ impl Default for ReplicaOptions {
     }
 }
 
+const MAX_QUEUED_OPS: usize = 1 << 20;
+
 impl ReplicaOptions {
     pub(crate) fn validate(&self, num_members: usize) -> Result<(), ReplicaError> {
         let at_least_one = |option, value: usize| match value {
@@ -66,6 +68,13 @@ impl ReplicaOptions {
         };
         at_least_one("threads_per_member", self.threads_per_member.unwrap_or(1))?;
         at_least_one("max_queued_ops", self.max_queued_ops)?;
+        if self.max_queued_ops > MAX_QUEUED_OPS {
+            return Err(ReplicaError::Option {
+                option: "max_queued_ops",
+                value: self.max_queued_ops.to_string(),
+                expected: "at most 1,048,576: the queue's room is set aside at once",
+            });
+        }
         at_least_one("max_queued_bytes", self.max_queued_bytes)?;
         if self.timeout.is_zero() {
             return Err(ReplicaError::Option {
@@ -87,7 +96,7 @@ impl ReplicaOptions {
 ///
 /// | variable | meaning |
 /// |---|---|
-/// | `BONFIRE_MEMBERS` | members of the default device |
+/// | `BONFIRE_MEMBERS` | members of the default device; if unset, one per weight of `BONFIRE_SHARES` |
 /// | `BONFIRE_THREADS_PER_MEMBER` | [`ReplicaOptions::threads_per_member`] |
 /// | `BONFIRE_SHARES` | weights of the members, as `2,3,3` |
 /// | `BONFIRE_SPREAD` | `heavy` (default) or `eager` |
@@ -131,6 +140,9 @@ impl Environment {
                 value,
                 expected: "one whole number per member, separated by commas, as 2,3,3",
             })?;
+            if let Shares::Weighted(weights) = &options.shares {
+                environment.num_members = environment.num_members.or(Some(weights.len()));
+            }
         }
         if let Some(value) = lookup("BONFIRE_SPREAD") {
             options.spread = match value.trim() {
@@ -196,6 +208,11 @@ mod tests {
     }
 
     #[test]
+    fn weights_alone_say_how_many_members_there_are() {
+        assert_eq!(read(&[("BONFIRE_SHARES", "1,2,3")]).unwrap().num_members, Some(3));
+    }
+
+    #[test]
     fn a_value_that_cannot_be_read_is_an_error_that_names_the_variable() {
         for (variable, value) in [
             ("BONFIRE_MEMBERS", "0"),
@@ -215,6 +232,7 @@ mod tests {
         let refused = [
             ReplicaOptions { threads_per_member: Some(0), ..Default::default() },
             ReplicaOptions { max_queued_ops: 0, ..Default::default() },
+            ReplicaOptions { max_queued_ops: usize::MAX, ..Default::default() },
             ReplicaOptions { max_queued_bytes: 0, ..Default::default() },
             ReplicaOptions { timeout: Duration::ZERO, ..Default::default() },
             ReplicaOptions { shares: Shares::Weighted(vec![1, 1, 1]), ..Default::default() },

@@ -89,6 +89,79 @@ impl<B: Member> Order<'_, B> {
     }
 }
 
+/// Which sums are formed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Only those that are asked for: batch statistics, a value that is read.
+    These,
+    /// All that the calling thread has pending: the first gradient that an optimizer reads brings all others.
+    AllPending,
+}
+
+impl<B: Member> Order<'_, B> {
+    /// Has partial tensors summed, in one collective whatever their number, so that each has a replicated form.
+    pub(crate) fn sum<'t>(&self, asked: impl Iterator<Item = &'t Arc<Storage<B>>>, scope: Scope)
+    where
+        B: 't,
+    {
+        let is_sum = |storage: &&Arc<Storage<B>>| storage.placement == Placement::Partial { op: PartialOp::Sum };
+        let is_wanted = |storage: &&Arc<Storage<B>>| storage.is_open() || storage.form(&Placement::Replicate).is_none();
+        let mut storages: Vec<Arc<Storage<B>>> = asked.filter(is_sum).filter(is_wanted).cloned().collect();
+        if storages.is_empty() {
+            return;
+        }
+        // A statistic that is asked for as soon as it is made is asked for by the forward or backward pass, not by an
+        // optimizer: gradients that accumulate stay pending.
+        let is_late = |storage: &Arc<Storage<B>>| {
+            storage.is_open() && !(storage.is_statistic() && self.group.is_newest_pending(storage))
+        };
+        if scope == Scope::AllPending && storages.iter().any(is_late) {
+            storages.extend(self.group.take_pending().into_iter().filter(|storage| storage.is_open()));
+        }
+        let num_members = self.group.num_members();
+        let mut sums = Vec::with_capacity(storages.len());
+        for storage in &storages {
+            // Another thread may have read the value before: then it has been summed already.
+            if storage.form(&Placement::Replicate).is_none() {
+                let (source, reading) = storage.parts_to_sum();
+                let target = Parts::new(num_members);
+                storage.keep_form(Placement::Replicate, target.clone());
+                sums.push(PendingSum { source, reading, target });
+            }
+            storage.settle();
+        }
+        if !sums.is_empty() {
+            self.enqueue(Arc::new(SumTask { sums }));
+        }
+    }
+}
+
+struct PendingSum<B: Member> {
+    source: Arc<Parts<B>>,
+    reading: Reading,
+    target: Arc<Parts<B>>,
+}
+
+/// One multi-tensor all_reduce.
+struct SumTask<B: Member> {
+    sums: Vec<PendingSum<B>>,
+}
+
+impl<B: Member> Task<B> for SumTask<B> {
+    fn operation(&self) -> &'static str {
+        "all_reduce"
+    }
+
+    fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
+        let parts = self.sums.iter().map(|sum| sum.source.read(member.rank, sum.reading)).collect();
+        let values = B::all_reduce(parts, ReduceOp::Sum, &member.communicator)?;
+        for (sum, value) in self.sums.iter().zip(values) {
+            sum.target.set(member.rank, value);
+        }
+        Ok(())
+    }
+}
+
 /// Brings a value of the home device to the members, whole or in parts.
 struct SpreadTask<B: Member> {
     /// Cut on the caller's thread, since the home device is the caller's.

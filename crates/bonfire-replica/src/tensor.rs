@@ -3,10 +3,14 @@
 use std::{
     fmt,
     marker::PhantomData,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, ThreadId},
 };
 
-use bonfire_placement::Placement;
+use bonfire_placement::{PartialOp, Placement};
 use burn_backend::{DType, QTensorPrimitive, Scalar, Shape, TensorMetadata, quantization::QuantScheme};
 
 use crate::{
@@ -138,9 +142,14 @@ pub(crate) struct Storage<B: Member> {
     fill: Option<Fill<B>>,
     /// `Local` tensors: the value. `Fill`: the value once it was read as a whole.
     home: OnceLock<Value<B>>,
-    /// The parts in each placement the tensor was needed in; a spread tensor's own parts come first. Changed only by
-    /// who holds the group's order.
+    /// The parts in each placement the tensor was needed in. Changed only by who holds the group's order.
     forms: Mutex<Vec<(Placement, Arc<Parts<B>>)>>,
+    /// Who made a sum in parts.
+    creator: Option<ThreadId>,
+    /// Whether a partial tensor is a sum or mean that the program asked for, not a gradient of weights.
+    statistic: bool,
+    /// Set when the creator had a partial tensor summed: its parts are used up, its replicated form has the value.
+    settled: AtomicBool,
 }
 
 /// One value everywhere.
@@ -170,8 +179,70 @@ impl<B: Member> Storage<B> {
         Self { forms: Mutex::new(vec![(placement.clone(), parts)]), ..Self::empty(placement, None) }
     }
 
+    pub(crate) fn marked_statistic(self, statistic: bool) -> Self {
+        Self { statistic, ..self }
+    }
+
+    pub(crate) fn is_statistic(&self) -> bool {
+        self.statistic
+    }
+
     fn empty(placement: Placement, fill: Option<Fill<B>>) -> Self {
-        Self { placement, fill, home: OnceLock::new(), forms: Mutex::new(Vec::new()) }
+        let is_sum = placement == Placement::Partial { op: PartialOp::Sum };
+        let creator = is_sum.then(|| thread::current().id());
+        let settled = AtomicBool::new(false);
+        Self {
+            placement,
+            fill,
+            home: OnceLock::new(),
+            forms: Mutex::new(Vec::new()),
+            creator,
+            statistic: false,
+            settled,
+        }
+    }
+
+    /// The placement that rules see. A sum in parts is one only to its creator, until the creator has it formed: then
+    /// what other threads do with it, and when, never changes which sums are formed.
+    pub(crate) fn planned(&self) -> &Placement {
+        match &self.placement {
+            Placement::Partial { op: PartialOp::Sum } if !self.is_open() => &Placement::Replicate,
+            placement => placement,
+        }
+    }
+
+    /// Whether this is a sum in parts that the calling thread made and has not had formed.
+    pub(crate) fn is_open(&self) -> bool {
+        self.creator == Some(thread::current().id()) && !self.settled.load(Ordering::Relaxed)
+    }
+
+    /// Gives the parts of an open tensor up for their sum; the second of the pair says whether they may be used up.
+    pub(crate) fn parts_to_sum(&self) -> (Arc<Parts<B>>, Reading) {
+        let mut forms = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = forms.iter().position(|(placement, _)| *placement == self.placement);
+        let index = index.expect("a partial tensor has its parts until its creator has them summed");
+        if self.is_open() {
+            (forms.swap_remove(index).1, Reading::Take)
+        } else {
+            (forms[index].1.clone(), Reading::Share)
+        }
+    }
+
+    /// Marks an open tensor as summed.
+    pub(crate) fn settle(&self) {
+        if self.is_open() {
+            self.settled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether every element is zero without anyone looking.
+    pub(crate) fn is_zero_fill(&self) -> bool {
+        self.fill.as_ref().is_some_and(|fill| match fill.value {
+            Scalar::Float(value) => value == 0.0,
+            Scalar::Int(value) => value == 0,
+            Scalar::UInt(value) => value == 0,
+            Scalar::Bool(_) => false,
+        })
     }
 
     pub(crate) fn as_fill(&self) -> Option<Fill<B>> {

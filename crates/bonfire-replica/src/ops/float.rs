@@ -57,23 +57,41 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     }
 
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        unary("float_cast", tensor, dtype, move |x| B::float_cast(x, dtype))
+        let body = move |x| B::float_cast(x, dtype);
+        match dtype {
+            // A sum is formed before it loses digits.
+            FloatDType::F16 | FloatDType::BF16 => unary("float_cast", tensor, dtype, body),
+            FloatDType::F64 | FloatDType::F32 | FloatDType::Flex32 => scaling("float_cast", tensor, dtype, body),
+        }
     }
 
     unary_methods! { FloatTensor:
-        float_neg float_recip float_exp float_log float_log1p float_sqrt float_abs float_cos float_sin float_tan
+        float_recip float_exp float_log float_log1p float_sqrt float_abs float_cos float_sin float_tan
         float_cosh float_sinh float_tanh float_acos float_acosh float_asin float_asinh float_atan float_atanh
         float_round float_floor float_ceil float_trunc float_erf float_sign
     }
 
     scalar_methods! { FloatTensor:
-        float_add_scalar float_sub_scalar float_mul_scalar float_div_scalar float_remainder_scalar
+        float_add_scalar float_sub_scalar float_remainder_scalar
         float_powi_scalar float_powi_scalar_impl float_powf_scalar float_powf_scalar_impl
         float_clamp_min float_clamp_max
     }
 
+    fn float_neg(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let spec = Spec::new(tensor.shape(), tensor.dtype());
+        apply(Call::new("float_neg", aligned(vec![])).linear(), (tensor,), spec, |(x,), _| B::float_neg(x))
+    }
+
+    additive_methods! { FloatTensor:
+        float_add float_sub
+    }
+
+    scaling_methods! { FloatTensor:
+        float_mul_scalar float_div_scalar
+    }
+
     binary_methods! { FloatTensor:
-        float_add float_sub float_mul float_div float_remainder float_powf float_atan2
+        float_mul float_div float_remainder float_powf float_atan2
     }
 
     compare_methods! { FloatTensor:

@@ -74,8 +74,12 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
         bitwise_left_shift_scalar bitwise_right_shift_scalar
     }
 
+    additive_methods! { IntTensor:
+        int_add int_sub
+    }
+
     binary_methods! { IntTensor:
-        int_add int_sub int_mul int_div int_remainder int_powi bitwise_and bitwise_or bitwise_xor bitwise_left_shift
+        int_mul int_div int_remainder int_powi bitwise_and bitwise_or bitwise_xor bitwise_left_shift
         bitwise_right_shift
     }
 

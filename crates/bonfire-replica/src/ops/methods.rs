@@ -41,6 +41,25 @@ macro_rules! compare_methods {
     )*};
 }
 
+/// The sum or difference of two tensors.
+macro_rules! additive_methods {
+    ($tensor:ident: $($name:ident)*) => {$(
+        fn $name(lhs: $tensor<Self>, rhs: $tensor<Self>) -> $tensor<Self> {
+            additive(stringify!($name), lhs, rhs, B::$name)
+        }
+    )*};
+}
+
+/// Times or over a scalar.
+macro_rules! scaling_methods {
+    ($tensor:ident: $($name:ident)*) => {$(
+        fn $name(lhs: $tensor<Self>, rhs: Scalar) -> $tensor<Self> {
+            let dtype = lhs.dtype();
+            scaling(stringify!($name), lhs, dtype, move |x| B::$name(x, rhs))
+        }
+    )*};
+}
+
 /// Elementwise with a scalar, to a bool tensor.
 macro_rules! compare_scalar_methods {
     ($tensor:ident: $($name:ident)*) => {$(

@@ -35,6 +35,29 @@ pub(crate) fn unary<B: Member, I: Kind<B>, O: Kind<B>>(
     apply(Call::new(name, aligned(vec![])), (tensor,), spec, move |(x,), _| body(x))
 }
 
+/// Elementwise on one tensor, and the sum of the results is the result of the sum, up to rounding.
+pub(crate) fn scaling<B: Member, I: Kind<B>, O: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, I>,
+    dtype: impl Into<DType>,
+    body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    let spec = Spec::new(tensor.shape(), dtype);
+    apply(Call::new(name, aligned(vec![])).scaling(), (tensor,), spec, move |(x,), _| body(x))
+}
+
+/// The sum or difference of two tensors of one kind and dtype.
+pub(crate) fn additive<B: Member, K: Kind<B>>(
+    name: &'static str,
+    lhs: ReplicaTensor<B, K>,
+    rhs: ReplicaTensor<B, K>,
+    body: impl Fn(K::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let shape = same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| broadcast(&[&lhs.shape(), &rhs.shape()]));
+    let spec = Spec::inferred(shape, lhs.dtype());
+    apply(Call::new(name, aligned(vec![])).linear(), (lhs, rhs), spec, move |(x, y), _| body(x, y))
+}
+
 /// Elementwise on two tensors that broadcast.
 pub(crate) fn binary<B: Member, L: Kind<B>, R: Kind<B>, O: Kind<B>>(
     name: &'static str,
@@ -147,7 +170,7 @@ pub(crate) fn cat<B: Member, K: Kind<B>>(
     let dtypes: Vec<DType> = tensors.iter().map(|tensor| tensor.dtype()).collect();
     let shape = same_dtype(&dtypes).and_then(|()| Shape::cat(shapes.iter(), dim));
     let spec = Spec::inferred(shape, dtypes[0]);
-    apply(Call::new(name, aligned(vec![dim])), tensors, spec, move |xs, _| body(xs, dim))
+    apply(Call::new(name, aligned(vec![dim])).linear(), tensors, spec, move |xs, _| body(xs, dim))
 }
 
 /// The same values in another shape.
@@ -221,7 +244,7 @@ pub(crate) fn flip<B: Member, K: Kind<B>>(
 ) -> ReplicaTensor<B, K> {
     let axes = axes.to_vec();
     let spec = Spec::new(tensor.shape(), tensor.dtype());
-    apply(Call::new(name, aligned(axes.clone())), (tensor,), spec, move |(x,), _| body(x, &axes))
+    apply(Call::new(name, aligned(axes.clone())).linear(), (tensor,), spec, move |(x,), _| body(x, &axes))
 }
 
 /// A range of each dim.
@@ -237,7 +260,7 @@ pub(crate) fn slice<B: Member, K: Kind<B>>(
         *length = slice.output_size(*length);
     }
     let spec = Spec::new(shape, tensor.dtype());
-    apply(Call::new(name, aligned(blocked)), (tensor,), spec, move |(x,), _| body(x, &slices))
+    apply(Call::new(name, aligned(blocked)).linear(), (tensor,), spec, move |(x,), _| body(x, &slices))
 }
 
 /// A range of each dim replaced by `value`.
@@ -251,7 +274,7 @@ pub(crate) fn slice_assign<B: Member, K: Kind<B>>(
     let (slices, blocked) = relative(slices, &tensor.shape());
     let shape = same_dtype(&[tensor.dtype(), value.dtype()]).map(|()| tensor.shape());
     let spec = Spec::inferred(shape, tensor.dtype());
-    apply(Call::new(name, aligned(blocked)), (tensor, value), spec, move |(x, v), _| body(x, &slices, v))
+    apply(Call::new(name, aligned(blocked)).linear(), (tensor, value), spec, move |(x, v), _| body(x, &slices, v))
 }
 
 /// Values picked along `dim`, one index per output element.

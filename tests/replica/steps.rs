@@ -1,0 +1,147 @@
+//! What a training step in steady state costs in collectives, and what other threads cannot change about it.
+
+use std::sync::mpsc::channel;
+
+use bonfire::{
+    Replica, ReplicaDevice,
+    collectives::{Collective, Tally},
+};
+use burn::{
+    backend::Autodiff,
+    grad_clipping::GradientClippingConfig,
+    module::AutodiffModule,
+    nn::loss::CrossEntropyLossConfig,
+    optim::{
+        AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig, momentum::MomentumConfig,
+    },
+    tensor::{Int, Tensor, TensorData, backend::Backend},
+};
+use burn_flex::Flex;
+
+use super::{
+    models::{Classifier, Cnn, Mlp},
+    runs::{ALWAYS, draw_alone, parameters, pseudo_random, replica},
+};
+
+type B = Replica<Flex>;
+type Ad = Autodiff<B>;
+
+fn loss<M: Classifier<Ad>>(model: &M, step: u64, batch_size: usize, device: &ReplicaDevice<Flex>) -> Tensor<Ad, 1> {
+    let images = pseudo_random(step, batch_size * 144);
+    let images =
+        Tensor::<Ad, 1>::from_data(TensorData::from(images.as_slice()), device).reshape([batch_size, 1, 12, 12]);
+    let labels: Vec<i64> = (0..batch_size as i64).map(|item| item % 10).collect();
+    let labels = Tensor::<Ad, 1, Int>::from_data(TensorData::from(labels.as_slice()), device);
+    CrossEntropyLossConfig::new().init(device).forward(model.forward(images), labels)
+}
+
+/// The collectives of the third step, in which `num_micro_steps` gradients are accumulated; and how many numbers the
+/// parameters hold.
+fn third_step<M, O>(optimizer: O, num_micro_steps: usize) -> (Tally, usize)
+where
+    M: Classifier<Ad> + AutodiffModule<Ad>,
+    O: Optimizer<M, Ad>,
+{
+    let _alone = draw_alone();
+    let device = replica::<Flex>(3, ALWAYS);
+    let mut optimizer = optimizer;
+    let mut model = M::init(&device);
+    let mut tally = Tally::default();
+    for step in 0..3 {
+        B::sync(&device).unwrap();
+        let before = device.collectives().tally();
+        let mut accumulator = GradientsAccumulator::new();
+        for micro_step in 0..num_micro_steps {
+            let loss = loss(&model, (step * 7 + micro_step) as u64, 9, &device);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            accumulator.accumulate(&model, grads);
+            if micro_step + 1 == num_micro_steps {
+                loss.into_scalar();
+            }
+        }
+        model = optimizer.step(1e-3, model, accumulator.grads());
+        B::sync(&device).unwrap();
+        tally = device.collectives().tally() - before;
+    }
+    (tally, parameters(&model).len())
+}
+
+/// One collective for the gradients, one for the loss that is read, and `num_statistics` for batch statistics; the
+/// gradients are the only large ones.
+fn assert_cost(name: &str, (tally, num_parameters): (Tally, usize), num_statistics: u64, statistics_bytes: u64) {
+    let num_calls = tally.num_calls(Collective::AllReduce);
+    assert!(num_calls <= 2 + num_statistics, "{name}: {tally}");
+    assert_eq!(tally.total_calls(), num_calls, "{name} takes something else than all_reduces: {tally}");
+    let gradients = 4 * num_parameters as u64;
+    let bytes = tally.num_bytes(Collective::AllReduce);
+    assert!(bytes >= gradients, "{name}: {tally}, gradients have {gradients} bytes");
+    assert!(
+        bytes - statistics_bytes <= gradients + gradients / 100 + 8,
+        "{name}: {tally}, gradients have {gradients} bytes"
+    );
+}
+
+#[test]
+fn a_step_of_an_mlp_sums_its_gradients_in_one_collective() {
+    let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let clipped = AdamConfig::new().with_grad_clipping(Some(GradientClippingConfig::Norm(0.5)));
+    assert_cost("Adam", third_step::<Mlp<Ad>, _>(AdamConfig::new().init(), 1), 0, 0);
+    assert_cost("AdamW", third_step::<Mlp<Ad>, _>(AdamWConfig::new().init(), 1), 0, 0);
+    assert_cost("SGD", third_step::<Mlp<Ad>, _>(SgdConfig::new().init(), 1), 0, 0);
+    assert_cost("SGD with momentum", third_step::<Mlp<Ad>, _>(momentum.init(), 1), 0, 0);
+    assert_cost("Adam, clipped by norm", third_step::<Mlp<Ad>, _>(clipped.init(), 1), 0, 0);
+}
+
+/// Two BatchNorms, of 8 and 12 channels: two statistics forward, two backward each, of 4 bytes per channel.
+#[test]
+fn a_step_of_a_cnn_adds_four_small_ones_per_batch_norm() {
+    let statistics_bytes = 4 * 4 * (8 + 12);
+    assert_cost("CNN", third_step::<Cnn<Ad>, _>(AdamConfig::new().init(), 1), 8, statistics_bytes);
+}
+
+/// Case 6.
+#[test]
+fn a_window_of_accumulated_micro_steps_sums_its_gradients_once() {
+    assert_cost("MLP", third_step::<Mlp<Ad>, _>(AdamConfig::new().init(), 4), 0, 0);
+    let statistics_bytes = 4 * 4 * 4 * (8 + 12);
+    assert_cost("CNN", third_step::<Cnn<Ad>, _>(AdamConfig::new().init(), 4), 4 * 8, statistics_bytes);
+}
+
+#[test]
+fn a_metrics_thread_that_reads_losses_changes_neither_collectives_for_gradients_nor_bits() {
+    let _alone = draw_alone();
+    let run = |reads: bool| {
+        let device = replica::<Flex>(3, ALWAYS);
+        <B as Backend>::seed(&device, 9);
+        let mut model = Mlp::<Ad>::init(&device);
+        let mut optimizer = AdamConfig::new().init();
+        let (losses, metrics) = channel::<Tensor<B, 1>>();
+        let reader = std::thread::spawn(move || {
+            for loss in metrics {
+                if reads {
+                    // A metric reads the loss, and computes with it.
+                    assert!(loss.clone().into_scalar().is_finite());
+                    assert!((loss * 0.3).into_scalar().is_finite());
+                }
+            }
+        });
+        let mut kept = Vec::new();
+        for step in 0..20 {
+            let loss = loss(&model, step, 9, &device);
+            losses.send(loss.clone().inner()).unwrap();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(1e-3, model, grads);
+            kept.push((loss.inner() * 0.3).into_scalar());
+        }
+        drop(losses);
+        reader.join().unwrap();
+        (kept, parameters(&model), device.collectives().tally().num_bytes(Collective::AllReduce))
+    };
+    let (losses, parameters, bytes) = run(false);
+    for _ in 0..3 {
+        let (read_losses, read_parameters, read_bytes) = run(true);
+        assert_eq!((read_losses, read_parameters), (losses.clone(), parameters.clone()));
+        // Losses alone: 4 bytes each, read at most twice.
+        assert!(read_bytes.abs_diff(bytes) <= 20 * 2 * 4, "{read_bytes} bytes, without a reader {bytes}");
+    }
+}
