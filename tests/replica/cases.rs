@@ -1,17 +1,18 @@
 //! Faults that users met in other trainers, each with its right value.
 
-use bonfire::{Replica, Spread};
+use bonfire::{Replica, ReplicaDevice, ReplicaOptions, Shares, Spread};
 use burn::{
     backend::Autodiff,
     data::{
         dataloader::{DataLoaderBuilder, batcher::Batcher},
         dataset::InMemDataset,
     },
+    grad_clipping::GradientClippingConfig,
     module::{Module, Param},
     nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig},
-    optim::{GradientsParams, Optimizer, SgdConfig},
+    optim::{GradientsAccumulator, GradientsParams, Optimizer, SgdConfig},
     tensor::{
-        Int, Tensor, TensorData,
+        DType, Int, Tensor, TensorData,
         backend::{AutodiffBackend, Backend},
     },
 };
@@ -286,4 +287,100 @@ fn members_without_items_do_not_make_a_loss_nan() {
     assert_close(x.clone().min().into_data(), &[1.0], 0.0);
     let indices = Tensor::<Replica<Flex>, 1, Int>::from_data([2, 0], &device);
     assert_close(x.select(0, indices).into_data(), &[9.0, 7.0, 1.0, 5.0], 0.0);
+}
+
+/// What SGD at rate 1 adds to a weight `[features]` that starts at 0 when the loss is the mean of `x w` over the items, so
+/// that an item's gradient is its `x`. One entry of `windows` per step, one of its batches per micro step.
+fn updates<const F: usize>(
+    windows: &[Vec<Vec<[f32; F]>>],
+    clipping: Option<GradientClippingConfig>,
+    num_members: usize,
+    spread: Spread,
+) -> Vec<f64> {
+    let device = replica::<Flex>(num_members, spread);
+    let mut model: Linear<Ad> = LinearConfig::new(F, 1).with_bias(false).init(&device);
+    model.weight = Param::from_tensor(Tensor::zeros([F, 1], &device));
+    let mut optimizer = SgdConfig::new().with_gradient_clipping(clipping).init();
+    for window in windows {
+        let mut accumulator = GradientsAccumulator::new();
+        for items in window {
+            let x = TensorData::new(items.concat(), [items.len(), F]);
+            let loss = model.forward(Tensor::<Ad, 2>::from_data(x, &device)).mean() / window.len() as f32;
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            accumulator.accumulate(&model, grads);
+        }
+        model = optimizer.step(1.0, model, accumulator.grads());
+    }
+    model.weight.val().into_data().iter::<f64>().collect()
+}
+
+fn assert_updates<const F: usize>(
+    windows: &[Vec<Vec<[f32; F]>>],
+    clipping: Option<GradientClippingConfig>,
+    expected: [f64; F],
+) {
+    for num_members in 1..=4 {
+        for spread in [ALWAYS, Spread::Eager] {
+            let found = updates(windows, clipping.clone(), num_members, spread);
+            for (ours, right) in found.iter().zip(&expected) {
+                assert!((ours - right).abs() < 1e-5, "{num_members} members, {spread:?}: {found:?}, not {expected:?}");
+            }
+        }
+    }
+}
+
+/// Case 3.
+#[test]
+fn unequal_parts_give_the_gradient_of_the_whole_batch() {
+    for shares in [Shares::Weighted(vec![5, 3]), Shares::Equal, Shares::First(1)] {
+        let options = ReplicaOptions { shares, spread: ALWAYS, ..Default::default() };
+        let device = ReplicaDevice::<Flex>::with_options([FlexDevice, FlexDevice], options).unwrap();
+        let mut model: Linear<Ad> = LinearConfig::new(1, 1).with_bias(false).init(&device);
+        model.weight = Param::from_tensor(Tensor::zeros([1, 1], &device));
+        let x = Tensor::<Ad, 1>::from_data([1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], &device).reshape([8, 1]);
+        let loss = (model.forward(x.clone()) - x * 2.0).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        assert_close(grads.get::<Replica<Flex>, 2>(model.weight.id).unwrap().into_data(), &[-102.0], 1e-4);
+        let model = SgdConfig::new().init().step(0.02, model, grads);
+        assert_close(model.weight.val().into_data(), &[2.04], 1e-5);
+    }
+}
+
+/// Case 5: ten micro batches in windows of 4, 4 and 2, each the true mean of its window.
+#[test]
+fn the_tail_of_an_accumulation_window_is_neither_dropped_nor_mis_scaled() {
+    let batch = |value: f32| vec![[value], [value + 2.0], [value - 2.0]];
+    let windows: Vec<Vec<Vec<[f32; 1]>>> = [0..4, 4..8, 8..10].map(|w| w.map(|i| batch(i as f32)).collect()).to_vec();
+    assert_updates(&windows, None, [-(1.5 + 5.5 + 8.5)]);
+}
+
+/// Case 22, without a loss scale: clipped after the average.
+#[test]
+fn clipping_by_norm_sees_the_averaged_gradient() {
+    let clip = Some(GradientClippingConfig::Norm(1.0));
+    assert_updates(&[vec![vec![[3.0, 4.0], [0.0, 0.0]]]], clip, [-0.6, -0.8]);
+}
+
+/// Case 37: the mean over all items, not a sum over members.
+#[test]
+fn gradients_are_averaged_not_summed_over_members() {
+    assert_updates(&[vec![vec![[1.0], [1.0]]]], None, [-1.0]);
+}
+
+/// Case 42.
+#[test]
+fn clipping_by_value_sees_the_averaged_gradient() {
+    assert_updates(&[vec![vec![[3.0], [-1.0]]]], Some(GradientClippingConfig::Value(1.0)), [-1.0]);
+}
+
+/// A sum in parts is scaled part by part only where that changes nothing.
+#[test]
+fn a_sum_over_members_is_scaled_as_the_whole_would_be() {
+    type B = Replica<Flex>;
+    let device = replica::<Flex>(3, Spread::Eager);
+    let few = || Tensor::<B, 1>::from_data([1.0f32, 2.0], &device);
+    assert_eq!((few().sum() / 0.0).into_scalar(), f32::INFINITY);
+    assert_eq!((few().sum() * f32::INFINITY).into_scalar(), f32::INFINITY);
+    let large = Tensor::<B, 1>::from_data([1e10f32, -1e10, 0.5], &device).cast(DType::F64);
+    assert_eq!(large.sum().cast(DType::F32).into_scalar(), 0.5);
 }

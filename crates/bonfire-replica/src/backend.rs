@@ -63,14 +63,21 @@ impl<B: Member> Backend for Replica<B> {
     fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
         let group = &device.group;
         let failed = |cause: ReplicaError| ExecutionError::WithContext { reason: cause.to_string() };
-        let (sender, receiver) = bounded(group.num_members());
-        run_on_all(device, "sync", move |member| {
-            // The caller may have given up waiting.
-            let _ = sender.send((member.rank, B::sync(&member.device)));
-        })
-        .map_err(failed)?;
-        for (_, synced) in group.collect(&receiver, 0..group.num_members()).map_err(failed)? {
-            synced?;
+        if let Some(cause) = group.broken() {
+            return Err(failed(cause.clone()));
+        }
+        // Members that have nothing to do are left asleep.
+        if group.num_unsynced().is_some() {
+            let (sender, receiver) = bounded(group.num_members());
+            let num_enqueued = run_on_all(device, "sync", move |member| {
+                // The caller may have given up waiting.
+                let _ = sender.send((member.rank, B::sync(&member.device)));
+            })
+            .map_err(failed)?;
+            for (_, synced) in group.collect(&receiver, 0..group.num_members()).map_err(failed)? {
+                synced?;
+            }
+            group.synced(num_enqueued);
         }
         B::sync(group.home())
     }
@@ -110,7 +117,7 @@ impl<B: Member> Backend for Replica<B> {
     }
 }
 
-/// Enqueues something that is no tensor operation.
+/// Enqueues something that is no tensor operation; gives the number of tasks enqueued so far, this one included.
 ///
 /// # Errors
 ///
@@ -119,7 +126,7 @@ fn run_on_all<B: Member>(
     device: &ReplicaDevice<B>,
     operation: &'static str,
     body: impl Fn(&MemberContext<B>) + Send + Sync + 'static,
-) -> Result<(), ReplicaError> {
+) -> Result<u64, ReplicaError> {
     struct BackendTask<F> {
         operation: &'static str,
         body: F,
@@ -136,6 +143,6 @@ fn run_on_all<B: Member>(
         }
     }
 
-    device.group.try_order()?.enqueue(Arc::new(BackendTask { operation, body }));
-    Ok(())
+    let order = device.group.try_order()?;
+    order.try_enqueue(Arc::new(BackendTask { operation, body }))
 }

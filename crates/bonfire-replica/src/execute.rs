@@ -12,7 +12,7 @@ use crate::{
     group::{MemberContext, Order, Task},
     operands::{Inputs, Outputs},
     redistribute::{Scope, Source},
-    tensor::{Parts, Reading, Storage, Tensor},
+    tensor::{Parts, Reading, Storage, Sum, Tensor},
     value::{Full, Value, identity},
 };
 
@@ -33,9 +33,10 @@ pub(crate) struct Call {
 pub(crate) enum Linearity {
     /// No: it needs the values.
     Nonlinear,
-    /// Yes, with the same bits: it moves elements, changes signs, or adds sums.
+    /// Yes: it moves elements or changes signs, which gives the same bits; or it adds sums, which gives those of another
+    /// order of summation, fixed by the program.
     Linear,
-    /// Yes, but it rounds each part, so only where nobody else will form the same sum: for a last handle.
+    /// Yes, but it rounds each part: only where nobody else will form the same sum, for a tensor that was never cloned.
     Scaling,
 }
 
@@ -99,6 +100,9 @@ pub(crate) struct Part<'a> {
 }
 
 impl Part<'_> {
+    /// All of it, at home.
+    const WHOLE: Part<'static> = Part { rank: 0, placements: &[], outputs: &[] };
+
     /// The shape that this member's part of output `index` must have.
     pub(crate) fn shape(&self, index: usize, whole: &Shape) -> Shape {
         match self.placements.get(index) {
@@ -121,7 +125,7 @@ impl Part<'_> {
 pub(crate) fn apply<B, I, O>(
     call: Call,
     inputs: I,
-    specs: O::Specs,
+    specs: impl FnOnce(&I) -> O::Specs,
     body: impl Fn(I::Primitives, &Part) -> O::Primitives + Send + Sync + 'static,
 ) -> O
 where
@@ -129,30 +133,31 @@ where
     I: Inputs<B>,
     O: Outputs<B>,
 {
-    let inputs = inputs.erase();
-    let device = common_device(call.name, &inputs);
-    let at_home = inputs.iter().flatten().all(|input| !input.storage.placement.is_spread());
+    let device = inputs.device(call.name).clone();
+    let at_home = inputs.is_home();
     if at_home && !worth_spreading(&call, &device) {
-        return run_at_home::<B, I, O>(inputs, device, body);
+        return run_at_home(inputs, &device, body);
     }
-    let specs = O::specs(specs);
-    let known = resolve(&call, &inputs, &specs);
+    let specs = O::specs(specs(&inputs));
+    let erased = inputs.erase();
+    let known = resolve(&call, &erased, &specs);
     let whole = Op::Whole { num_outputs: specs.len() };
-    let plan = plan(&call, if known.is_some() { &call.op } else { &whole }, &inputs, &device);
+    let plan = plan(&call, if known.is_some() { &call.op } else { &whole }, &erased, &device);
     let splits = |placement: &Placement| !matches!(placement, Placement::Replicate);
     if at_home && !plan.outputs.iter().any(splits) {
-        return run_at_home::<B, I, O>(inputs, device, body);
+        let values = erased.into_iter().map(|input| input.map(Tensor::into_home)).collect();
+        return O::at_home(body(I::restore(values), &Part::WHOLE), &device);
     }
 
-    let is_statistic = gives_statistic(&call.op, &inputs);
+    let is_statistic = gives_statistic(&call.op, &erased);
     let (reply, replies) = bounded(1);
     let parts: Vec<_> = plan.outputs.iter().map(|_| Parts::new(device.num_members())).collect();
     let order = device.group.order();
-    form_sums(&order, &inputs, &plan);
+    form_sums(&order, &erased, &plan);
     let task = OpTask::<B, _> {
         name: call.name,
         idle: idle_members(&plan, device.num_members()),
-        sources: sources(&order, inputs, plan.inputs),
+        sources: sources(&order, erased, plan.inputs),
         targets: parts.clone(),
         placements: plan.outputs.clone(),
         outputs: known.clone(),
@@ -168,12 +173,11 @@ where
         told.into_iter().next().expect("the first member tells").1
     });
     let outputs = known.into_iter().zip(plan.outputs).zip(parts).map(|((known, placement), parts)| {
-        let storage = Storage::spread(placement, parts).marked_statistic(is_statistic);
-        let tensor = Tensor::new(known.shape, known.dtype, device.clone(), storage);
-        if tensor.storage.is_open() {
-            device.group.add_pending(&tensor.storage);
-        }
-        tensor
+        let storage = match placement {
+            Placement::Partial { op: PartialOp::Sum } => device.group.add_sum(parts, is_statistic),
+            placement => Arc::new(Storage::spread(placement, parts)),
+        };
+        Tensor { shape: known.shape, dtype: known.dtype, device: device.clone(), storage }
     });
     O::restore(outputs.collect())
 }
@@ -203,21 +207,6 @@ impl<B: Member> Tensor<B> {
     }
 }
 
-/// # Panics
-///
-/// If the inputs are on different devices.
-fn common_device<B: Member>(name: &str, inputs: &[Option<Tensor<B>>]) -> ReplicaDevice<B> {
-    let mut devices = inputs.iter().flatten().map(|input| &input.device);
-    let first = devices.next().expect("an operation has an input");
-    for other in devices {
-        assert!(
-            first == other,
-            "{name}: one tensor is on {first:?}, another on {other:?}; move them to one device with to_device first"
-        );
-    }
-    first.clone()
-}
-
 fn worth_spreading<B: Member>(call: &Call, device: &ReplicaDevice<B>) -> bool {
     match device.group.options.spread {
         Spread::OnHeavyOp { min_work } => call.work > 0 && call.work >= min_work,
@@ -225,18 +214,14 @@ fn worth_spreading<B: Member>(call: &Call, device: &ReplicaDevice<B>) -> bool {
     }
 }
 
+/// The way of every operation while nothing is spread: no more than the inner backend's own call, and a handle.
 fn run_at_home<B: Member, I: Inputs<B>, O: Outputs<B>>(
-    inputs: Vec<Option<Tensor<B>>>,
-    device: ReplicaDevice<B>,
+    inputs: I,
+    device: &ReplicaDevice<B>,
     body: impl Fn(I::Primitives, &Part) -> O::Primitives,
 ) -> O {
     device.group.assert_whole();
-    let values = inputs.into_iter().map(|input| input.map(Tensor::into_home)).collect();
-    let part = Part { rank: 0, placements: &[], outputs: &[] };
-    let values = O::erase(body(I::restore(values), &part));
-    let outputs =
-        values.into_iter().map(|value| Tensor::new(value.shape(), value.dtype(), device.clone(), Storage::home(value)));
-    O::restore(outputs.collect())
+    O::at_home(body(inputs.into_home(), &Part::WHOLE), device)
 }
 
 /// The outputs' shapes and dtypes, or `None` if only running the operation tells.
@@ -256,15 +241,15 @@ fn resolve<B: Member>(call: &Call, inputs: &[Option<Tensor<B>>], specs: &[Spec])
 }
 
 fn plan<B: Member>(call: &Call, op: &Op, inputs: &[Option<Tensor<B>>], device: &ReplicaDevice<B>) -> Plan {
+    if let Some(plan) = linear_plan(call.linearity, inputs) {
+        return plan;
+    }
     let operands: Vec<Operand> = inputs
         .iter()
         .take(call.num_planned)
         .flatten()
         .map(|input| Operand { placement: input.storage.planned(), shape: &input.shape })
         .collect();
-    if let Some(plan) = linear_plan(call.linearity, inputs) {
-        return plan;
-    }
     op.plan(&operands, &device.group.options.shares, device.num_members())
         .unwrap_or_else(|error| panic!("{}: {error}, for inputs {}", call.name, Shapes(inputs)))
 }
@@ -273,18 +258,19 @@ fn plan<B: Member>(call: &Call, op: &Op, inputs: &[Option<Tensor<B>>], device: &
 fn linear_plan<B: Member>(linearity: Linearity, inputs: &[Option<Tensor<B>>]) -> Option<Plan> {
     let sum = Placement::Partial { op: PartialOp::Sum };
     let is_sum = |input: &Tensor<B>| *input.storage.planned() == sum;
-    let is_last = |input: &Tensor<B>| linearity == Linearity::Linear || Arc::strong_count(&input.storage) == 1;
+    let is_alone = |input: &Tensor<B>| linearity == Linearity::Linear || input.storage.is_open_to_one();
     let present = || inputs.iter().flatten();
     let holds = linearity != Linearity::Nonlinear
         && present().any(is_sum)
-        && present().all(|input| input.storage.is_zero_fill() || is_sum(input) && is_last(input));
+        && present().all(|input| input.storage.is_zero_fill() || is_sum(input) && is_alone(input));
     holds.then(|| Plan { inputs: present().map(|_| sum.clone()).collect(), outputs: vec![sum.clone()] })
 }
 
 /// Whether a sum in parts that comes out is one that the program asked for by name, or made of such alone.
 fn gives_statistic<B: Member>(op: &Op, inputs: &[Option<Tensor<B>>]) -> bool {
     let is_reduction = matches!(op, Op::Reduce { .. } | Op::ReduceAll { .. });
-    is_reduction || inputs.iter().flatten().all(|input| input.storage.is_statistic())
+    let is_statistic = |input: &Tensor<B>| input.storage.as_sum().is_some_and(Sum::is_statistic);
+    is_reduction || inputs.iter().flatten().all(is_statistic)
 }
 
 /// Forms the sums that the plan needs as values. What meets something sharded (batch statistics) is formed alone; an
@@ -293,9 +279,9 @@ fn form_sums<B: Member>(order: &Order<B>, inputs: &[Option<Tensor<B>>], plan: &P
     let is_shard = |placement: &Placement| matches!(placement, Placement::Shard { .. });
     let scope = if plan.inputs.iter().any(is_shard) { Scope::These } else { Scope::AllPending };
     let mut placements = plan.inputs.iter();
-    let asked =
-        inputs.iter().flatten().filter(|_| placements.next().is_none_or(|wanted| *wanted == Placement::Replicate));
-    order.sum(asked.map(|input| &input.storage), scope);
+    let is_value = |wanted: &Placement| !matches!(wanted, Placement::Partial { .. });
+    let asked = inputs.iter().flatten().filter(|_| placements.next().is_none_or(is_value));
+    order.form_sums(asked.map(|input| &input.storage), scope);
 }
 
 fn sources<B: Member>(

@@ -17,7 +17,11 @@ use bonfire_collectives::{CollectiveError, Communicator, Counting, Counts, Threa
 use burn_backend::DType;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 
-use crate::{Member, ReplicaError, ReplicaOptions, member::MemberCommunicator, tensor::Storage};
+use crate::{
+    Member, ReplicaError, ReplicaOptions,
+    member::MemberCommunicator,
+    tensor::{Parts, Storage, Sum},
+};
 
 /// Something every member does once, in the same place of its queue.
 pub(crate) trait Task<B: Member>: Send + Sync {
@@ -47,14 +51,33 @@ pub(crate) struct Group<B: Member> {
     order: Mutex<()>,
     state: Arc<GroupState>,
     counts: Arc<Counts>,
-    /// Partial sums by the thread that made them, in the order they were made.
-    pending: Mutex<HashMap<ThreadId, Vec<Weak<Storage<B>>>>>,
+    /// Tasks enqueued so far, and how many of them the last `sync` saw.
+    num_enqueued: AtomicU64,
+    num_synced: AtomicU64,
+    /// Sums in parts by the thread that made them.
+    pending: Mutex<HashMap<ThreadId, PendingSums<B>>>,
+    num_sums: AtomicU64,
     /// Dtypes of indices, which the inner backend chooses itself, by operation and input.
     index_dtypes: Mutex<HashMap<(&'static str, DType), DType>>,
 }
 
 /// Beyond it the memory maps of threads run out before anything can be reported.
 const MAX_MEMBERS: usize = 1024;
+
+/// The sums of one thread that are not formed yet, and what it did last about them.
+struct PendingSums<B: Member> {
+    storages: Vec<Weak<Storage<B>>>,
+    /// Number of the sum it made last.
+    last_number: u64,
+    /// Whether one was formed early since then.
+    had_early: bool,
+}
+
+impl<B: Member> Default for PendingSums<B> {
+    fn default() -> Self {
+        Self { storages: Vec::new(), last_number: 0, had_early: false }
+    }
+}
 
 /// What the caller's side and the members' side both see.
 struct GroupState {
@@ -125,7 +148,10 @@ impl<B: Member> Group<B> {
             order: Mutex::new(()),
             state,
             counts: counts.expect("at least one member"),
+            num_enqueued: AtomicU64::new(0),
+            num_synced: AtomicU64::new(0),
             pending: Mutex::new(HashMap::new()),
+            num_sums: AtomicU64::new(0),
             index_dtypes: Mutex::new(HashMap::new()),
         })
     }
@@ -208,39 +234,60 @@ impl<B: Member> Group<B> {
                         message: "its thread ended".into(),
                     }));
                 }
-                Err(RecvTimeoutError::Timeout) => patience.check(first)?,
+                Err(RecvTimeoutError::Timeout) => patience.check()?,
             }
         }
         collected.sort_by_key(|(rank, _)| *rank);
         Ok(collected)
     }
 
-    /// Remembers a partial sum of the calling thread, to be formed together with its others.
-    pub(crate) fn add_pending(&self, storage: &Arc<Storage<B>>) {
-        /// Sums that were never asked for are forgotten now and then.
-        const CLEAN_EVERY: usize = 256;
+    /// Tasks enqueued so far, or `None` if the last sync has seen all of them.
+    pub(crate) fn num_unsynced(&self) -> Option<u64> {
+        let num_enqueued = self.num_enqueued.load(Ordering::Acquire);
+        (num_enqueued != self.num_synced.load(Ordering::Acquire)).then_some(num_enqueued)
+    }
+
+    /// Every member has run the first `num_enqueued` tasks, and one that synchronised it.
+    pub(crate) fn synced(&self, num_enqueued: u64) {
+        self.num_synced.fetch_max(num_enqueued, Ordering::AcqRel);
+    }
+
+    /// A new sum of the calling thread, in parts, to be formed together with its others.
+    pub(crate) fn add_sum(&self, parts: Arc<Parts<B>>, statistic: bool) -> Arc<Storage<B>> {
+        /// Sums that were never asked for, and threads that have ended, are forgotten now and then.
+        const CLEAN_EVERY: u64 = 256;
+        let number = self.num_sums.fetch_add(1, Ordering::Relaxed) + 1;
+        let storage = Arc::new(Storage::partial(parts, Sum::new(number, statistic)));
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let mine = pending.entry(thread::current().id()).or_default();
-        mine.push(Arc::downgrade(storage));
-        if mine.len().is_multiple_of(CLEAN_EVERY) {
-            mine.retain(|storage| storage.strong_count() > 0);
-            pending.retain(|_, storages| !storages.is_empty());
+        if number.is_multiple_of(CLEAN_EVERY) {
+            pending.retain(|_, sums| {
+                sums.storages.retain(|storage| storage.strong_count() > 0);
+                !sums.storages.is_empty()
+            });
         }
+        let mine = pending.entry(thread::current().id()).or_default();
+        mine.storages.push(Arc::downgrade(&storage));
+        (mine.last_number, mine.had_early) = (number, false);
+        storage
     }
 
-    /// Whether the calling thread made no partial sum after this one that is still pending.
-    pub(crate) fn is_newest_pending(&self, storage: &Arc<Storage<B>>) -> bool {
-        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut mine = pending.get(&thread::current().id()).into_iter().flatten().rev();
-        let newest = mine.find(|other| other.upgrade().is_some_and(|other| other.is_open()));
-        newest.is_some_and(|newest| std::ptr::eq(newest.as_ptr(), Arc::as_ptr(storage)))
+    /// Whether sums are asked for by the pass that makes them, and not by an optimizer: statistics of which one is the
+    /// last sum the calling thread made, and the first asked for since. Then gradients that accumulate stay pending.
+    /// Decided by the order of the calling thread's program alone.
+    pub(crate) fn is_early<'s>(&self, mut asked: impl Iterator<Item = &'s Sum> + Clone) -> bool {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mine) = pending.get_mut(&thread::current().id()) else { return false };
+        let is_last = asked.clone().any(|sum| sum.number() == mine.last_number);
+        let is_early = is_last && !mine.had_early && asked.all(Sum::is_statistic);
+        mine.had_early |= is_early;
+        is_early
     }
 
-    /// The calling thread's partial sums that somebody still holds; none of them is pending afterwards.
+    /// The calling thread's sums that somebody still holds; none of them is pending afterwards.
     pub(crate) fn take_pending(&self) -> Vec<Arc<Storage<B>>> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let mine = pending.remove(&thread::current().id()).unwrap_or_default();
-        mine.iter().filter_map(Weak::upgrade).collect()
+        let mine = pending.get_mut(&thread::current().id()).map(|mine| std::mem::take(&mut mine.storages));
+        mine.unwrap_or_default().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The dtype of an operation's indices, from `probe` the first time it is asked for.
@@ -276,7 +323,7 @@ impl<'a, B: Member> Patience<'a, B> {
     /// # Errors
     ///
     /// The group's first cause; or that nothing ended for the whole timeout, which then is the first cause.
-    fn check(&mut self, member: usize) -> Result<(), ReplicaError> {
+    fn check(&mut self) -> Result<(), ReplicaError> {
         let state = &self.group.state;
         if let Some(cause) = state.broken.get() {
             return Err(cause.clone());
@@ -285,10 +332,14 @@ impl<'a, B: Member> Patience<'a, B> {
         if num_done != self.num_done {
             (self.num_done, self.since) = (num_done, Instant::now());
         } else if self.since.elapsed() >= self.group.options.timeout {
+            // All members run the same tasks: the one that is furthest behind holds up the others.
+            let progress = || state.progress.iter().enumerate();
+            let behind = progress().min_by_key(|(_, progress)| progress.num_done.load(Ordering::Relaxed));
+            let (member, progress) = behind.expect("at least one member");
             let timeout = ReplicaError::Timeout {
                 member,
                 num_members: self.group.num_members(),
-                operation: state.progress[member].operation(),
+                operation: progress.operation(),
                 waited: self.since.elapsed(),
             };
             return Err(state.broken.get_or_init(|| timeout).clone());
@@ -305,34 +356,43 @@ pub(crate) struct Order<'a, B: Member> {
 
 impl<B: Member> Order<'_, B> {
     /// Puts one task into every member's queue; waits while a queue is full. A member that waits in a collective has
-    /// its partners' tasks already queued, since each task goes to all members before the next one does.
+    /// its partners' tasks already queued, since each task goes to all members before the next one does. Gives the number
+    /// of tasks enqueued so far.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// With the first cause, if the group breaks while this waits, or if no member gets on for the whole timeout.
-    pub(crate) fn enqueue(&self, task: Arc<dyn Task<B>>) {
+    /// The first cause, if the group breaks while this waits, or if no member gets on for the whole timeout.
+    pub(crate) fn try_enqueue(&self, task: Arc<dyn Task<B>>) -> Result<u64, ReplicaError> {
         let mut patience = Patience::new(self.group);
-        let mut wait = |member: usize| patience.check(member).unwrap_or_else(|cause| panic!("{cause}"));
-        let interval = Patience::new(self.group).interval();
+        let interval = patience.interval();
         let bytes = task.carried_bytes();
         if bytes > 0 {
             let limit = self.group.options.max_queued_bytes;
             let reserve = bytes * self.group.queues.len();
             while !self.group.state.queued_bytes.reserve(reserve, limit, interval) {
-                wait(0);
+                patience.check()?;
             }
         }
-        for (member, queue) in self.group.queues.iter().enumerate() {
+        for queue in &self.group.queues {
             let mut task = task.clone();
             while let Err(error) = queue.send_timeout(task, interval) {
                 task = match error {
                     SendTimeoutError::Timeout(task) => task,
-                    // A member's thread ends with its queue, not before.
-                    SendTimeoutError::Disconnected(_) => panic!("member {member}: its thread ended"),
+                    SendTimeoutError::Disconnected(_) => panic!("a member's thread ends with its queue, not before"),
                 };
-                wait(member);
+                patience.check()?;
             }
         }
+        Ok(self.group.num_enqueued.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    /// As [`try_enqueue`](Self::try_enqueue).
+    ///
+    /// # Panics
+    ///
+    /// Where that gives an error.
+    pub(crate) fn enqueue(&self, task: Arc<dyn Task<B>>) -> u64 {
+        self.try_enqueue(task).unwrap_or_else(|cause| panic!("{cause}"))
     }
 }
 

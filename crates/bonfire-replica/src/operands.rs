@@ -1,7 +1,7 @@
 //! What goes into an operation and comes out of it, with and without its kinds.
 
 use crate::{
-    Member,
+    Member, ReplicaDevice,
     execute::Spec,
     tensor::{ReplicaTensor, Tensor},
     value::{Full, Kind, Value},
@@ -11,6 +11,18 @@ use crate::{
 pub(crate) trait Inputs<B: Member> {
     /// The same of the inner backend.
     type Primitives;
+    /// The device of all of them.
+    ///
+    /// # Panics
+    ///
+    /// If they are on different devices.
+    fn device(&self, operation: &str) -> &ReplicaDevice<B>;
+    /// Whether all of them are at home.
+    fn is_home(&self) -> bool;
+    /// # Panics
+    ///
+    /// If one of them is spread.
+    fn into_home(self) -> Self::Primitives;
     fn erase(self) -> Vec<Option<Tensor<B>>>;
     fn restore(values: Vec<Option<Value<B>>>) -> Self::Primitives;
 }
@@ -18,12 +30,27 @@ pub(crate) trait Inputs<B: Member> {
 /// One of the [`Inputs`].
 pub(crate) trait Input<B: Member> {
     type Primitive;
+    fn device(&self) -> Option<&ReplicaDevice<B>>;
+    fn is_home(&self) -> bool;
+    fn into_home(self) -> Self::Primitive;
     fn erase(self) -> Option<Tensor<B>>;
     fn restore(value: Option<Value<B>>) -> Self::Primitive;
 }
 
 impl<B: Member, K: Kind<B>> Input<B> for ReplicaTensor<B, K> {
     type Primitive = K::Primitive;
+
+    fn device(&self) -> Option<&ReplicaDevice<B>> {
+        Some(&self.tensor.device)
+    }
+
+    fn is_home(&self) -> bool {
+        !self.placement().is_spread()
+    }
+
+    fn into_home(self) -> Self::Primitive {
+        K::restore(self.tensor.into_home())
+    }
 
     fn erase(self) -> Option<Tensor<B>> {
         Some(self.tensor)
@@ -37,6 +64,18 @@ impl<B: Member, K: Kind<B>> Input<B> for ReplicaTensor<B, K> {
 impl<B: Member, K: Kind<B>> Input<B> for Option<ReplicaTensor<B, K>> {
     type Primitive = Option<K::Primitive>;
 
+    fn device(&self) -> Option<&ReplicaDevice<B>> {
+        self.as_ref().and_then(Input::device)
+    }
+
+    fn is_home(&self) -> bool {
+        self.as_ref().is_none_or(Input::is_home)
+    }
+
+    fn into_home(self) -> Self::Primitive {
+        self.map(Input::into_home)
+    }
+
     fn erase(self) -> Option<Tensor<B>> {
         self.map(|input| input.tensor)
     }
@@ -48,6 +87,18 @@ impl<B: Member, K: Kind<B>> Input<B> for Option<ReplicaTensor<B, K>> {
 
 impl<B: Member, K: Kind<B>> Inputs<B> for Vec<ReplicaTensor<B, K>> {
     type Primitives = Vec<K::Primitive>;
+
+    fn device(&self, operation: &str) -> &ReplicaDevice<B> {
+        common_device(operation, self.iter().map(Input::device))
+    }
+
+    fn is_home(&self) -> bool {
+        self.iter().all(Input::is_home)
+    }
+
+    fn into_home(self) -> Self::Primitives {
+        self.into_iter().map(Input::into_home).collect()
+    }
 
     fn erase(self) -> Vec<Option<Tensor<B>>> {
         self.into_iter().map(Input::erase).collect()
@@ -62,6 +113,24 @@ macro_rules! inputs {
     ($($input:ident),+) => {
         impl<B: Member, $($input: Input<B>),+> Inputs<B> for ($($input,)+) {
             type Primitives = ($($input::Primitive,)+);
+
+            fn device(&self, operation: &str) -> &ReplicaDevice<B> {
+                #[allow(non_snake_case)]
+                let ($($input,)+) = self;
+                common_device(operation, [$($input.device()),+].into_iter())
+            }
+
+            fn is_home(&self) -> bool {
+                #[allow(non_snake_case)]
+                let ($($input,)+) = self;
+                $($input.is_home())&&+
+            }
+
+            fn into_home(self) -> Self::Primitives {
+                #[allow(non_snake_case)]
+                let ($($input,)+) = self;
+                ($($input.into_home(),)+)
+            }
 
             fn erase(self) -> Vec<Option<Tensor<B>>> {
                 #[allow(non_snake_case)]
@@ -90,6 +159,8 @@ pub(crate) trait Outputs<B: Member>: Sized {
     type Specs;
     type Primitives;
     fn specs(specs: Self::Specs) -> Vec<Spec>;
+    /// Results that are at home.
+    fn at_home(results: Self::Primitives, device: &ReplicaDevice<B>) -> Self;
     fn erase(results: Self::Primitives) -> Vec<Value<B>>;
     fn restore(tensors: Vec<Tensor<B>>) -> Self;
     fn full(index: usize) -> Full<B>;
@@ -101,6 +172,10 @@ impl<B: Member, K: Kind<B>> Outputs<B> for ReplicaTensor<B, K> {
 
     fn specs(spec: Spec) -> Vec<Spec> {
         vec![spec]
+    }
+
+    fn at_home(result: K::Primitive, device: &ReplicaDevice<B>) -> Self {
+        Self::new(Tensor::at_home(K::erase(result), device))
     }
 
     fn erase(result: K::Primitive) -> Vec<Value<B>> {
@@ -122,6 +197,10 @@ impl<B: Member, K: Kind<B>, L: Kind<B>> Outputs<B> for (ReplicaTensor<B, K>, Rep
 
     fn specs((first, second): Self::Specs) -> Vec<Spec> {
         vec![first, second]
+    }
+
+    fn at_home((first, second): Self::Primitives, device: &ReplicaDevice<B>) -> Self {
+        (Outputs::at_home(first, device), Outputs::at_home(second, device))
     }
 
     fn erase((first, second): Self::Primitives) -> Vec<Value<B>> {
@@ -147,6 +226,10 @@ impl<B: Member, K: Kind<B>> Outputs<B> for Vec<ReplicaTensor<B, K>> {
         specs
     }
 
+    fn at_home(results: Self::Primitives, device: &ReplicaDevice<B>) -> Self {
+        results.into_iter().map(|result| Outputs::at_home(result, device)).collect()
+    }
+
     fn erase(results: Self::Primitives) -> Vec<Value<B>> {
         results.into_iter().map(K::erase).collect()
     }
@@ -158,4 +241,22 @@ impl<B: Member, K: Kind<B>> Outputs<B> for Vec<ReplicaTensor<B, K>> {
     fn full(_index: usize) -> Full<B> {
         K::full
     }
+}
+
+/// # Panics
+///
+/// If the inputs are on different devices.
+fn common_device<'a, B: Member>(
+    operation: &str,
+    devices: impl Iterator<Item = Option<&'a ReplicaDevice<B>>>,
+) -> &'a ReplicaDevice<B> {
+    let mut devices = devices.flatten();
+    let first = devices.next().expect("an operation has an input");
+    for other in devices {
+        assert!(
+            first == other,
+            "{operation}: one tensor is on {first:?}, another on {other:?}; move them to one device with to_device first"
+        );
+    }
+    first
 }

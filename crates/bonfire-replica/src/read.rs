@@ -38,7 +38,7 @@ pub(crate) async fn into_data<B: Member>(tensor: Tensor<B>) -> Result<TensorData
         own => own.clone(),
     };
     let order = device.group.order();
-    order.sum(std::iter::once(&tensor.storage), Scope::These);
+    order.form_sums(std::iter::once(&tensor.storage), Scope::These);
     let (sender, receiver) = bounded(device.num_members());
     order.enqueue(Arc::new(ReadTask {
         source: order.source(tensor, &placement, Reading::Take),

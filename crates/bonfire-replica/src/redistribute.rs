@@ -70,20 +70,21 @@ impl<B: Member> Order<'_, B> {
         // A replicated form is the cheapest to start from: slicing it moves nothing.
         let replicated = storage.form(&Placement::Replicate).map(|parts| (Placement::Replicate, parts));
         let own = || storage.form(&storage.placement).map(|parts| (storage.placement.clone(), parts));
-        match replicated.or_else(own) {
-            Some((from, source)) => self.enqueue(Arc::new(RedistributeTask {
+        let task: Arc<dyn Task<B>> = match replicated.or_else(own) {
+            Some((from, source)) => Arc::new(RedistributeTask {
                 how: redistribute(&from, placement).expect("rules ask for legal moves only"),
                 from,
                 to: placement.clone(),
                 source,
                 reading,
                 target: parts.clone(),
-            })),
+            }),
             None => {
                 let value = storage.at_home().expect("a tensor is at home or has parts");
-                self.enqueue(Arc::new(SpreadTask::new(value, placement, parts.clone())));
+                Arc::new(SpreadTask::new(value, placement, parts.clone()))
             }
-        }
+        };
+        self.enqueue(task);
         storage.keep_form(placement.clone(), parts.clone());
         parts
     }
@@ -99,23 +100,23 @@ pub(crate) enum Scope {
 }
 
 impl<B: Member> Order<'_, B> {
-    /// Has partial tensors summed, in one collective whatever their number, so that each has a replicated form.
-    pub(crate) fn sum<'t>(&self, asked: impl Iterator<Item = &'t Arc<Storage<B>>>, scope: Scope)
+    /// Forms sums in one collective, whatever their number, so that each has a replicated form.
+    ///
+    /// # Panics
+    ///
+    /// As [`enqueue`](Self::enqueue).
+    pub(crate) fn form_sums<'t>(&self, asked: impl Iterator<Item = &'t Arc<Storage<B>>>, scope: Scope)
     where
         B: 't,
     {
-        let is_sum = |storage: &&Arc<Storage<B>>| storage.placement == Placement::Partial { op: PartialOp::Sum };
         let is_wanted = |storage: &&Arc<Storage<B>>| storage.is_open() || storage.form(&Placement::Replicate).is_none();
-        let mut storages: Vec<Arc<Storage<B>>> = asked.filter(is_sum).filter(is_wanted).cloned().collect();
+        let mut storages: Vec<Arc<Storage<B>>> =
+            asked.filter(|storage| storage.as_sum().is_some()).filter(is_wanted).cloned().collect();
         if storages.is_empty() {
             return;
         }
-        // A statistic that is asked for as soon as it is made is asked for by the forward or backward pass, not by an
-        // optimizer: gradients that accumulate stay pending.
-        let is_late = |storage: &Arc<Storage<B>>| {
-            storage.is_open() && !(storage.is_statistic() && self.group.is_newest_pending(storage))
-        };
-        if scope == Scope::AllPending && storages.iter().any(is_late) {
+        let open = || storages.iter().filter(|storage| storage.is_open()).filter_map(|storage| storage.as_sum());
+        if scope == Scope::AllPending && open().next().is_some() && !self.group.is_early(open()) {
             storages.extend(self.group.take_pending().into_iter().filter(|storage| storage.is_open()));
         }
         let num_members = self.group.num_members();

@@ -31,10 +31,7 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
 
     /// A tensor on the home device; spread at once if the device is set to do so.
     pub(crate) fn fresh(primitive: K::Primitive, device: &ReplicaDevice<B>) -> Self {
-        let value = K::erase(primitive);
-        let (shape, dtype) = (value.shape(), value.dtype());
-        let tensor = Tensor::new(shape, dtype, device.clone(), Storage::home(value));
-        Self::new(tensor.spread_if_eager())
+        Self::new(Tensor::at_home(K::erase(primitive), device).spread_if_eager())
     }
 
     /// A tensor of one value everywhere, which needs no storage until someone reads it.
@@ -108,6 +105,11 @@ impl<B: Member> Tensor<B> {
         Self { shape, dtype, device, storage: Arc::new(storage) }
     }
 
+    /// A tensor that is not spread yet.
+    pub(crate) fn at_home(value: Value<B>, device: &ReplicaDevice<B>) -> Self {
+        Self::new(value.shape(), value.dtype(), device.clone(), Storage::home(value))
+    }
+
     /// The whole value on the home device; moved out if this is the last handle.
     ///
     /// # Panics
@@ -126,6 +128,9 @@ impl<B: Member> Tensor<B> {
 
 impl<B: Member> Clone for Tensor<B> {
     fn clone(&self) -> Self {
+        if let Some(sum) = &self.storage.sum {
+            sum.shared.store(true, Ordering::Relaxed);
+        }
         Self {
             shape: self.shape.clone(),
             dtype: self.dtype,
@@ -144,12 +149,43 @@ pub(crate) struct Storage<B: Member> {
     home: OnceLock<Value<B>>,
     /// The parts in each placement the tensor was needed in. Changed only by who holds the group's order.
     forms: Mutex<Vec<(Placement, Arc<Parts<B>>)>>,
-    /// Who made a sum in parts.
-    creator: Option<ThreadId>,
-    /// Whether a partial tensor is a sum or mean that the program asked for, not a gradient of weights.
+    /// Of a sum in parts.
+    sum: Option<Sum>,
+}
+
+/// A sum whose parts the members hold and that nobody has formed yet, or somebody has.
+#[derive(Debug)]
+pub(crate) struct Sum {
+    creator: ThreadId,
+    /// Later sums have larger numbers.
+    number: u64,
+    /// Whether the program asked for it by name, as a mean or a sum, so that it may be wanted at once.
     statistic: bool,
-    /// Set when the creator had a partial tensor summed: its parts are used up, its replicated form has the value.
+    /// Set once the tensor was cloned, in the order of the creator's program: somebody else may form the same sum.
+    shared: AtomicBool,
+    /// Set when the creator had it formed: the parts are gone, the replicated form has the value.
     settled: AtomicBool,
+}
+
+impl Sum {
+    /// A sum made by the calling thread.
+    pub(crate) fn new(number: u64, statistic: bool) -> Self {
+        let creator = thread::current().id();
+        Self { creator, number, statistic, shared: AtomicBool::new(false), settled: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn is_statistic(&self) -> bool {
+        self.statistic
+    }
+
+    /// Whether the calling thread made it and has not had it formed.
+    fn is_open(&self) -> bool {
+        self.creator == thread::current().id() && !self.settled.load(Ordering::Relaxed)
+    }
 }
 
 /// One value everywhere.
@@ -179,27 +215,13 @@ impl<B: Member> Storage<B> {
         Self { forms: Mutex::new(vec![(placement.clone(), parts)]), ..Self::empty(placement, None) }
     }
 
-    pub(crate) fn marked_statistic(self, statistic: bool) -> Self {
-        Self { statistic, ..self }
-    }
-
-    pub(crate) fn is_statistic(&self) -> bool {
-        self.statistic
+    /// As [`spread`](Self::spread), for a sum in parts.
+    pub(crate) fn partial(parts: Arc<Parts<B>>, sum: Sum) -> Self {
+        Self { sum: Some(sum), ..Self::spread(Placement::Partial { op: PartialOp::Sum }, parts) }
     }
 
     fn empty(placement: Placement, fill: Option<Fill<B>>) -> Self {
-        let is_sum = placement == Placement::Partial { op: PartialOp::Sum };
-        let creator = is_sum.then(|| thread::current().id());
-        let settled = AtomicBool::new(false);
-        Self {
-            placement,
-            fill,
-            home: OnceLock::new(),
-            forms: Mutex::new(Vec::new()),
-            creator,
-            statistic: false,
-            settled,
-        }
+        Self { placement, fill, home: OnceLock::new(), forms: Mutex::new(Vec::new()), sum: None }
     }
 
     /// The placement that rules see. A sum in parts is one only to its creator, until the creator has it formed: then
@@ -211,27 +233,36 @@ impl<B: Member> Storage<B> {
         }
     }
 
+    pub(crate) fn as_sum(&self) -> Option<&Sum> {
+        self.sum.as_ref()
+    }
+
     /// Whether this is a sum in parts that the calling thread made and has not had formed.
     pub(crate) fn is_open(&self) -> bool {
-        self.creator == Some(thread::current().id()) && !self.settled.load(Ordering::Relaxed)
+        self.sum.as_ref().is_some_and(Sum::is_open)
     }
 
-    /// Gives the parts of an open tensor up for their sum; the second of the pair says whether they may be used up.
+    /// Whether nobody but the one handle at hand can ever form this sum.
+    pub(crate) fn is_open_to_one(&self) -> bool {
+        self.sum.as_ref().is_some_and(|sum| sum.is_open() && !sum.shared.load(Ordering::Relaxed))
+    }
+
+    /// The parts of a sum, to form it; to be used up if the calling thread made them, since no rule asks for them again.
+    ///
+    /// # Panics
+    ///
+    /// If the parts are gone, which they are only once the sum was formed.
     pub(crate) fn parts_to_sum(&self) -> (Arc<Parts<B>>, Reading) {
-        let mut forms = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = forms.iter().position(|(placement, _)| *placement == self.placement);
-        let index = index.expect("a partial tensor has its parts until its creator has them summed");
-        if self.is_open() {
-            (forms.swap_remove(index).1, Reading::Take)
-        } else {
-            (forms[index].1.clone(), Reading::Share)
-        }
+        let parts = self.form(&self.placement).expect("a sum has its parts until its creator has it formed");
+        (parts, if self.is_open() { Reading::Take } else { Reading::Share })
     }
 
-    /// Marks an open tensor as summed.
+    /// Marks a sum as formed, if the calling thread made it; the parts go with the tasks that still read them.
     pub(crate) fn settle(&self) {
-        if self.is_open() {
-            self.settled.store(true, Ordering::Relaxed);
+        if let Some(sum) = self.sum.as_ref().filter(|sum| sum.is_open()) {
+            sum.settled.store(true, Ordering::Relaxed);
+            let mut forms = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+            forms.retain(|(placement, _)| *placement != self.placement);
         }
     }
 

@@ -57,12 +57,10 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     }
 
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let body = move |x| B::float_cast(x, dtype);
-        match dtype {
-            // A sum is formed before it loses digits.
-            FloatDType::F16 | FloatDType::BF16 => unary("float_cast", tensor, dtype, body),
-            FloatDType::F64 | FloatDType::F32 | FloatDType::Flex32 => scaling("float_cast", tensor, dtype, body),
-        }
+        // A sum is formed before it loses digits.
+        let narrows = DType::from(dtype).size() < tensor.dtype().size();
+        let cast = if narrows { unary } else { scaling };
+        cast("float_cast", tensor, dtype, move |x| B::float_cast(x, dtype))
     }
 
     unary_methods! { FloatTensor:
@@ -79,15 +77,23 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
 
     fn float_neg(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let spec = Spec::new(tensor.shape(), tensor.dtype());
-        apply(Call::new("float_neg", aligned(vec![])).linear(), (tensor,), spec, |(x,), _| B::float_neg(x))
+        apply(Call::new("float_neg", aligned(vec![])).linear(), (tensor,), |_| spec, |(x,), _| B::float_neg(x))
     }
 
     additive_methods! { FloatTensor:
         float_add float_sub
     }
 
-    scaling_methods! { FloatTensor:
-        float_mul_scalar float_div_scalar
+    fn float_mul_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
+        let dtype = lhs.dtype();
+        let multiply = if scales_parts(dtype, rhs.elem()) { scaling } else { unary };
+        multiply("float_mul_scalar", lhs, dtype, move |x| B::float_mul_scalar(x, rhs))
+    }
+
+    fn float_div_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
+        let dtype = lhs.dtype();
+        let divide = if scales_parts(dtype, 1.0 / rhs.elem::<f64>()) { scaling } else { unary };
+        divide("float_div_scalar", lhs, dtype, move |x| B::float_div_scalar(x, rhs))
     }
 
     binary_methods! { FloatTensor:
@@ -141,7 +147,7 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     fn float_cross(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
         let spec = Spec::inferred(broadcast(&[&lhs.shape(), &rhs.shape()]), lhs.dtype());
         let call = Call::new("float_cross", aligned(vec![dim]));
-        apply(call, (lhs, rhs), spec, move |(x, y), _| B::float_cross(x, y, dim))
+        apply(call, (lhs, rhs), |_| spec, move |(x, y), _| B::float_cross(x, y, dim))
     }
 
     fn float_transpose(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -211,13 +217,16 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
         reduction: IndexingUpdateOp,
     ) -> FloatTensor<Self> {
         let spec = Spec::new(data.shape(), data.dtype());
-        apply(whole("float_scatter_nd"), (data, indices, values), spec, move |(x, i, v), _| {
-            B::float_scatter_nd(x, i, v, reduction)
-        })
+        apply(
+            whole("float_scatter_nd"),
+            (data, indices, values),
+            |_| spec,
+            move |(x, i, v), _| B::float_scatter_nd(x, i, v, reduction),
+        )
     }
 
     fn float_gather_nd(data: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        apply(whole("float_gather_nd"), (data, indices), Spec::Unknown, |(x, i), _| B::float_gather_nd(x, i))
+        apply(whole("float_gather_nd"), (data, indices), |_| Spec::Unknown, |(x, i), _| B::float_gather_nd(x, i))
     }
 
     fn float_select(tensor: FloatTensor<Self>, dim: usize, indices: IntTensor<Self>) -> FloatTensor<Self> {
@@ -367,10 +376,19 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
         };
         let spec = Spec::inferred(shape, tensor.dtype());
         let op = batch_shared(vec![0], vec![Role::Split, Role::Split], vec![Yield::Split]);
-        apply(Call::new("float_grid_sample_2d", op), (tensor, grid), spec, move |(x, g), _| {
-            B::float_grid_sample_2d(x, g, options.clone())
-        })
+        apply(
+            Call::new("float_grid_sample_2d", op),
+            (tensor, grid),
+            |_| spec,
+            move |(x, g), _| B::float_grid_sample_2d(x, g, options.clone()),
+        )
     }
+}
+
+/// Whether a sum may be scaled part by part: not by what is no number (an empty member's zero would become NaN), and not
+/// in halves, whose parts may vanish where the sum would not.
+fn scales_parts(dtype: DType, factor: f64) -> bool {
+    factor.is_finite() && !matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// Halves see everything: a member's sum could overflow, or lose digits, where the whole one would not. (Weight

@@ -176,13 +176,16 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
         reduction: IndexingUpdateOp,
     ) -> IntTensor<Self> {
         let spec = Spec::new(data.shape(), data.dtype());
-        apply(whole("int_scatter_nd"), (data, indices, values), spec, move |(x, i, v), _| {
-            B::int_scatter_nd(x, i, v, reduction)
-        })
+        apply(
+            whole("int_scatter_nd"),
+            (data, indices, values),
+            |_| spec,
+            move |(x, i, v), _| B::int_scatter_nd(x, i, v, reduction),
+        )
     }
 
     fn int_gather_nd(data: IntTensor<Self>, indices: IntTensor<Self>) -> IntTensor<Self> {
-        apply(whole("int_gather_nd"), (data, indices), Spec::Unknown, |(x, i), _| B::int_gather_nd(x, i))
+        apply(whole("int_gather_nd"), (data, indices), |_| Spec::Unknown, |(x, i), _| B::int_gather_nd(x, i))
     }
 
     fn int_select(tensor: IntTensor<Self>, dim: usize, indices: IntTensor<Self>) -> IntTensor<Self> {

@@ -50,16 +50,6 @@ macro_rules! additive_methods {
     )*};
 }
 
-/// Times or over a scalar.
-macro_rules! scaling_methods {
-    ($tensor:ident: $($name:ident)*) => {$(
-        fn $name(lhs: $tensor<Self>, rhs: Scalar) -> $tensor<Self> {
-            let dtype = lhs.dtype();
-            scaling(stringify!($name), lhs, dtype, move |x| B::$name(x, rhs))
-        }
-    )*};
-}
-
 /// Elementwise with a scalar, to a bool tensor.
 macro_rules! compare_scalar_methods {
     ($tensor:ident: $($name:ident)*) => {$(

@@ -31,8 +31,12 @@ pub(crate) fn unary<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    let spec = Spec::new(tensor.shape(), dtype);
-    apply(Call::new(name, aligned(vec![])), (tensor,), spec, move |(x,), _| body(x))
+    apply(
+        Call::new(name, aligned(vec![])),
+        (tensor,),
+        |(tensor,)| Spec::new(tensor.shape(), dtype),
+        move |(x,), _| body(x),
+    )
 }
 
 /// Elementwise on one tensor, and the sum of the results is the result of the sum, up to rounding.
@@ -42,8 +46,12 @@ pub(crate) fn scaling<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    let spec = Spec::new(tensor.shape(), dtype);
-    apply(Call::new(name, aligned(vec![])).scaling(), (tensor,), spec, move |(x,), _| body(x))
+    apply(
+        Call::new(name, aligned(vec![])).scaling(),
+        (tensor,),
+        |(tensor,)| Spec::new(tensor.shape(), dtype),
+        move |(x,), _| body(x),
+    )
 }
 
 /// The sum or difference of two tensors of one kind and dtype.
@@ -53,9 +61,17 @@ pub(crate) fn additive<B: Member, K: Kind<B>>(
     rhs: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let shape = same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| broadcast(&[&lhs.shape(), &rhs.shape()]));
-    let spec = Spec::inferred(shape, lhs.dtype());
-    apply(Call::new(name, aligned(vec![])).linear(), (lhs, rhs), spec, move |(x, y), _| body(x, y))
+    apply(
+        Call::new(name, aligned(vec![])).linear(),
+        (lhs, rhs),
+        |(lhs, rhs)| {
+            Spec::inferred(
+                same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| broadcast(&[&lhs.shape(), &rhs.shape()])),
+                lhs.dtype(),
+            )
+        },
+        move |(x, y), _| body(x, y),
+    )
 }
 
 /// Elementwise on two tensors that broadcast.
@@ -66,8 +82,12 @@ pub(crate) fn binary<B: Member, L: Kind<B>, R: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(L::Primitive, R::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    let spec = Spec::inferred(broadcast(&[&lhs.shape(), &rhs.shape()]), dtype);
-    apply(Call::new(name, aligned(vec![])), (lhs, rhs), spec, move |(x, y), _| body(x, y))
+    apply(
+        Call::new(name, aligned(vec![])),
+        (lhs, rhs),
+        |(lhs, rhs)| Spec::inferred(broadcast(&[&lhs.shape(), &rhs.shape()]), dtype),
+        move |(x, y), _| body(x, y),
+    )
 }
 
 /// Elementwise on two tensors of one kind, which must be of one dtype.
@@ -78,9 +98,17 @@ pub(crate) fn arithmetic<B: Member, K: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(K::Primitive, K::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    let shape = same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| broadcast(&[&lhs.shape(), &rhs.shape()]));
-    let spec = Spec::inferred(shape, dtype);
-    apply(Call::new(name, aligned(vec![])), (lhs, rhs), spec, move |(x, y), _| body(x, y))
+    apply(
+        Call::new(name, aligned(vec![])),
+        (lhs, rhs),
+        |(lhs, rhs)| {
+            Spec::inferred(
+                same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| broadcast(&[&lhs.shape(), &rhs.shape()])),
+                dtype,
+            )
+        },
+        move |(x, y), _| body(x, y),
+    )
 }
 
 /// `value` where `mask` holds, else `tensor`.
@@ -91,10 +119,18 @@ pub(crate) fn mask_where<B: Member, K: Kind<B>, M: Kind<B>>(
     value: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, M::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let shape = same_dtype(&[tensor.dtype(), value.dtype()])
-        .and_then(|()| broadcast(&[&tensor.shape(), &mask.shape(), &value.shape()]));
-    let spec = Spec::inferred(shape, tensor.dtype());
-    apply(Call::new(name, aligned(vec![])), (tensor, mask, value), spec, move |(x, m, v), _| body(x, m, v))
+    apply(
+        Call::new(name, aligned(vec![])),
+        (tensor, mask, value),
+        |(tensor, mask, value)| {
+            Spec::inferred(
+                same_dtype(&[tensor.dtype(), value.dtype()])
+                    .and_then(|()| broadcast(&[&tensor.shape(), &mask.shape(), &value.shape()])),
+                tensor.dtype(),
+            )
+        },
+        move |(x, m, v), _| body(x, m, v),
+    )
 }
 
 /// One tensor to one of the same dims, of which `dim` must be whole; the output has `length` there.
@@ -106,8 +142,12 @@ pub(crate) fn along<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    let spec = Spec::inferred(with_length(tensor.shape(), dim, length), dtype);
-    apply(Call::new(name, aligned(vec![dim])), (tensor,), spec, move |(x,), _| body(x))
+    apply(
+        Call::new(name, aligned(vec![dim])),
+        (tensor,),
+        |(tensor,)| Spec::inferred(with_length(tensor.shape(), dim, length), dtype),
+        move |(x,), _| body(x),
+    )
 }
 
 /// As [`along`], for the value and the index of a reduction, or of a sort. Indices of no given dtype have the one that
@@ -125,7 +165,7 @@ pub(crate) fn along_with_indices<B: Member, K: Kind<B>, L: Kind<B>>(
         .unwrap_or_else(|| index_dtype(name, &tensor, few(&tensor.shape(), dim, length), |x| body(x).1.dtype()));
     let specs = (Spec::inferred(shape.clone(), tensor.dtype()), Spec::inferred(shape, indices_dtype));
     let op = Op::Aligned { blocked: vec![dim], num_outputs: 2 };
-    apply(Call::new(name, op), (tensor,), specs, move |(x,), _| body(x))
+    apply(Call::new(name, op), (tensor,), |_| specs, move |(x,), _| body(x))
 }
 
 /// As [`along`], for indices of the dtype that the inner backend chooses.
@@ -168,9 +208,8 @@ pub(crate) fn cat<B: Member, K: Kind<B>>(
 ) -> ReplicaTensor<B, K> {
     let shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape()).collect();
     let dtypes: Vec<DType> = tensors.iter().map(|tensor| tensor.dtype()).collect();
-    let shape = same_dtype(&dtypes).and_then(|()| Shape::cat(shapes.iter(), dim));
-    let spec = Spec::inferred(shape, dtypes[0]);
-    apply(Call::new(name, aligned(vec![dim])).linear(), tensors, spec, move |xs, _| body(xs, dim))
+    let spec = Spec::inferred(same_dtype(&dtypes).and_then(|()| Shape::cat(shapes.iter(), dim)), dtypes[0]);
+    apply(Call::new(name, aligned(vec![dim])).linear(), tensors, |_| spec, move |xs, _| body(xs, dim))
 }
 
 /// The same values in another shape.
@@ -187,7 +226,7 @@ pub(crate) fn reshape<B: Member, K: Kind<B>>(
     };
     let spec = Spec::inferred(inferred, tensor.dtype());
     let call = Call::new(name, Op::Reshape { to: shape.to_vec() });
-    apply(call, (tensor,), spec, move |(x,), part| body(x, part.shape(0, &shape)))
+    apply(call, (tensor,), |_| spec, move |(x,), part| body(x, part.shape(0, &shape)))
 }
 
 /// Dims in another order: output dim `i` is input dim `axes[i]`.
@@ -198,8 +237,13 @@ pub(crate) fn permute<B: Member, K: Kind<B>>(
     body: impl Fn(K::Primitive, &[usize]) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let axes = axes.to_vec();
-    let spec = Spec::inferred(tensor.shape().permuted(&axes), tensor.dtype());
-    apply(Call::new(name, Op::Permute { axes: axes.clone() }), (tensor,), spec, move |(x,), _| body(x, &axes))
+    let permuted = tensor.shape().permuted(&axes);
+    apply(
+        Call::new(name, Op::Permute { axes: axes.clone() }),
+        (tensor,),
+        |(tensor,)| Spec::inferred(permuted, tensor.dtype()),
+        move |(x,), _| body(x, &axes),
+    )
 }
 
 /// Two dims exchanged.
@@ -219,8 +263,12 @@ pub(crate) fn swap_dims<B: Member, K: Kind<B>>(
     if dim1 < rank && dim2 < rank {
         axes.swap(dim1, dim2);
     }
-    let spec = Spec::inferred(tensor.shape().swapped(dim1, dim2), tensor.dtype());
-    apply(Call::new(name, Op::Permute { axes }), (tensor,), spec, move |(x,), _| body(x))
+    apply(
+        Call::new(name, Op::Permute { axes }),
+        (tensor,),
+        |(tensor,)| Spec::inferred(tensor.shape().swapped(dim1, dim2), tensor.dtype()),
+        move |(x,), _| body(x),
+    )
 }
 
 /// Dims of length 1, and new leading dims, repeated without a copy.
@@ -232,7 +280,7 @@ pub(crate) fn expand<B: Member, K: Kind<B>>(
 ) -> ReplicaTensor<B, K> {
     let spec = Spec::inferred(tensor.shape().expand(shape.clone()), tensor.dtype());
     let call = Call::new(name, Op::Expand { to: shape.to_vec() });
-    apply(call, (tensor,), spec, move |(x,), part| body(x, part.shape(0, &shape)))
+    apply(call, (tensor,), |_| spec, move |(x,), part| body(x, part.shape(0, &shape)))
 }
 
 /// Some dims reversed.
@@ -243,8 +291,12 @@ pub(crate) fn flip<B: Member, K: Kind<B>>(
     body: impl Fn(K::Primitive, &[usize]) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let axes = axes.to_vec();
-    let spec = Spec::new(tensor.shape(), tensor.dtype());
-    apply(Call::new(name, aligned(axes.clone())).linear(), (tensor,), spec, move |(x,), _| body(x, &axes))
+    apply(
+        Call::new(name, aligned(axes.clone())).linear(),
+        (tensor,),
+        |(tensor,)| Spec::new(tensor.shape(), tensor.dtype()),
+        move |(x,), _| body(x, &axes),
+    )
 }
 
 /// A range of each dim.
@@ -259,8 +311,12 @@ pub(crate) fn slice<B: Member, K: Kind<B>>(
     for (length, slice) in shape.iter_mut().zip(&slices) {
         *length = slice.output_size(*length);
     }
-    let spec = Spec::new(shape, tensor.dtype());
-    apply(Call::new(name, aligned(blocked)).linear(), (tensor,), spec, move |(x,), _| body(x, &slices))
+    apply(
+        Call::new(name, aligned(blocked)).linear(),
+        (tensor,),
+        |(tensor,)| Spec::new(shape, tensor.dtype()),
+        move |(x,), _| body(x, &slices),
+    )
 }
 
 /// A range of each dim replaced by `value`.
@@ -272,9 +328,14 @@ pub(crate) fn slice_assign<B: Member, K: Kind<B>>(
     body: impl Fn(K::Primitive, &[Slice], K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let (slices, blocked) = relative(slices, &tensor.shape());
-    let shape = same_dtype(&[tensor.dtype(), value.dtype()]).map(|()| tensor.shape());
-    let spec = Spec::inferred(shape, tensor.dtype());
-    apply(Call::new(name, aligned(blocked)).linear(), (tensor, value), spec, move |(x, v), _| body(x, &slices, v))
+    apply(
+        Call::new(name, aligned(blocked)).linear(),
+        (tensor, value),
+        |(tensor, value)| {
+            Spec::inferred(same_dtype(&[tensor.dtype(), value.dtype()]).map(|()| tensor.shape()), tensor.dtype())
+        },
+        move |(x, v), _| body(x, &slices, v),
+    )
 }
 
 /// Values picked along `dim`, one index per output element.
@@ -286,8 +347,12 @@ pub(crate) fn gather<B: Member, K: Kind<B>, I: Kind<B>>(
     body: impl Fn(K::Primitive, I::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
-    let spec = Spec::new(indices.shape(), tensor.dtype());
-    apply(Call::new(name, aligned(blocked)), (tensor, indices), spec, move |(x, i), _| body(x, i))
+    apply(
+        Call::new(name, aligned(blocked)),
+        (tensor, indices),
+        |(tensor, indices)| Spec::new(indices.shape(), tensor.dtype()),
+        move |(x, i), _| body(x, i),
+    )
 }
 
 /// `value` combined into `tensor` along `dim`, one index per element of `value`.
@@ -300,8 +365,12 @@ pub(crate) fn scatter<B: Member, K: Kind<B>, I: Kind<B>>(
     body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
-    let spec = Spec::new(tensor.shape(), tensor.dtype());
-    apply(Call::new(name, aligned(blocked)), (tensor, indices, value), spec, move |(x, i, v), _| body(x, i, v))
+    apply(
+        Call::new(name, aligned(blocked)),
+        (tensor, indices, value),
+        |(tensor, ..)| Spec::new(tensor.shape(), tensor.dtype()),
+        move |(x, i, v), _| body(x, i, v),
+    )
 }
 
 /// Rows of `dim`, by a list of indices.
@@ -315,7 +384,7 @@ pub(crate) fn select<B: Member, K: Kind<B>, I: Kind<B>>(
     let num_indices = indices.shape().num_elements();
     let spec = Spec::inferred(with_length(tensor.shape(), dim, num_indices), tensor.dtype());
     let call = Call::new(name, aligned(vec![dim])).planned(1);
-    apply(call, (tensor, indices), spec, move |(x, i), _| body(x, i))
+    apply(call, (tensor, indices), |_| spec, move |(x, i), _| body(x, i))
 }
 
 /// `value` combined into rows of `dim`, by a list of indices.
@@ -329,7 +398,7 @@ pub(crate) fn select_assign<B: Member, K: Kind<B>, I: Kind<B>>(
 ) -> ReplicaTensor<B, K> {
     let spec = Spec::new(tensor.shape(), tensor.dtype());
     let call = Call::new(name, aligned(vec![dim])).planned(2);
-    apply(call, (tensor, value, indices), spec, move |(x, v, i), _| body(x, i, v))
+    apply(call, (tensor, value, indices), |_| spec, move |(x, v, i), _| body(x, i, v))
 }
 
 /// Windows of a dim, in a new last dim.
@@ -347,8 +416,12 @@ pub(crate) fn unfold<B: Member, K: Kind<B>>(
             Err(MetadataError::Invalid { reason: format!("no window of {size} by steps of {step} fits dim {dim}") })
         }
     };
-    let spec = Spec::inferred(shape, tensor.dtype());
-    apply(Call::new(name, aligned(vec![dim])), (tensor,), spec, move |(x,), _| body(x))
+    apply(
+        Call::new(name, aligned(vec![dim])),
+        (tensor,),
+        |(tensor,)| Spec::inferred(shape, tensor.dtype()),
+        move |(x,), _| body(x),
+    )
 }
 
 /// One dim reduced to length 1. The body learns whether its result will be summed over the members.
@@ -360,8 +433,12 @@ pub(crate) fn reduce_dim<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive, &Part) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    let spec = Spec::inferred(with_length(tensor.shape(), dim, 1), dtype);
-    apply(Call::new(name, Op::Reduce { dim, reduction }), (tensor,), spec, move |(x,), part| body(x, part))
+    apply(
+        Call::new(name, Op::Reduce { dim, reduction }),
+        (tensor,),
+        |(tensor,)| Spec::inferred(with_length(tensor.shape(), dim, 1), dtype),
+        move |(x,), part| body(x, part),
+    )
 }
 
 /// Everything reduced to one element. The body learns whether its result will be summed over the members.
@@ -372,8 +449,12 @@ pub(crate) fn reduce_all<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive, &Part) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    let spec = Spec::new([1], dtype);
-    apply(Call::new(name, Op::ReduceAll { reduction }), (tensor,), spec, move |(x,), part| body(x, part))
+    apply(
+        Call::new(name, Op::ReduceAll { reduction }),
+        (tensor,),
+        |_| Spec::new([1], dtype),
+        move |(x,), part| body(x, part),
+    )
 }
 
 /// `[.., m, k] x [.., k, n]`.
@@ -386,8 +467,12 @@ pub(crate) fn matmul<B: Member, K: Kind<B>>(
     let shape =
         same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| calculate_matmul_output(&lhs.shape(), &rhs.shape()));
     let multiply_adds = lhs.shape().num_elements() * rhs.shape().last().copied().unwrap_or(0);
-    let spec = Spec::inferred(shape, lhs.dtype());
-    apply(Call::new(name, Op::Matmul).heavy(multiply_adds), (lhs, rhs), spec, move |(x, y), _| body(x, y))
+    apply(
+        Call::new(name, Op::Matmul).heavy(multiply_adds),
+        (lhs, rhs),
+        |(lhs, _)| Spec::inferred(shape, lhs.dtype()),
+        move |(x, y), _| body(x, y),
+    )
 }
 
 /// An operation without a rule: inputs are gathered, and every member runs it whole.

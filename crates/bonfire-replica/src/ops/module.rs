@@ -55,9 +55,12 @@ macro_rules! conv {
             let work = conv_work(&Ok(output_grad.shape()), &weight.shape());
             let roles = vec![Role::Split, Role::Whole, Role::Split];
             let call = Call::new(stringify!($x_backward), batch_shared(BATCH.into(), roles, vec![Yield::Split]));
-            apply(call.heavy(work), (x, weight, output_grad), spec, move |(x, w, g), _| {
-                B::$x_backward(x, w, g, options.clone())
-            })
+            apply(
+                call.heavy(work),
+                (x, weight, output_grad),
+                |_| spec,
+                move |(x, w, g), _| B::$x_backward(x, w, g, options.clone()),
+            )
         }
 
         fn $weight_backward(
@@ -131,7 +134,12 @@ macro_rules! conv_transpose {
             let spec = Spec::new(shape, output_grad.dtype());
             let roles = vec![Role::Whole, Role::Split];
             let call = Call::new(stringify!($x_backward), batch_shared(BATCH.into(), roles, vec![Yield::Split]));
-            apply(call.heavy(work), (weight, output_grad), spec, move |(w, g), _| B::$x_backward(w, g, options.clone()))
+            apply(
+                call.heavy(work),
+                (weight, output_grad),
+                |_| spec,
+                move |(w, g), _| B::$x_backward(w, g, options.clone()),
+            )
         }
 
         fn $weight_backward(
@@ -163,7 +171,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let work = shape.num_elements();
         let spec = Spec::new(shape, weights.dtype());
         let op = batch_shared(vec![0, 1], vec![Role::Whole, Role::Split], vec![Yield::Split]);
-        apply(Call::new("embedding", op).heavy(work), (weights, indices), spec, |(w, i), _| B::embedding(w, i))
+        apply(Call::new("embedding", op).heavy(work), (weights, indices), |_| spec, |(w, i), _| B::embedding(w, i))
     }
 
     fn embedding_backward(
@@ -173,9 +181,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
     ) -> FloatTensor<Self> {
         let spec = Spec::new(weights.shape(), weights.dtype());
         let op = batch_shared(vec![0, 1], vec![Role::Whole, Role::Split, Role::Split], vec![Yield::Sum]);
-        apply(Call::new("embedding_backward", op), (weights, output_grad, indices), spec, |(w, g, i), _| {
-            B::embedding_backward(w, g, i)
-        })
+        apply(
+            Call::new("embedding_backward", op),
+            (weights, output_grad, indices),
+            |_| spec,
+            |(w, g, i), _| B::embedding_backward(w, g, i),
+        )
     }
 
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self> {
@@ -192,7 +203,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         roles.extend(bias.as_ref().map(|_| Role::Whole));
         let call = Call::new("linear", batch_shared(rows, roles, vec![Yield::Split])).heavy(work);
         let spec = Spec::inferred(shape, x.dtype());
-        apply(call, (x, weight, bias), spec, |(x, w, b), _| B::linear(x, w, b))
+        apply(call, (x, weight, bias), |_| spec, |(x, w, b), _| B::linear(x, w, b))
     }
 
     fn linear_x_backward(weight: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -201,9 +212,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let work = output_grad.shape().num_elements() * length(&weight.shape(), 0);
         let op = batch_shared(rows, vec![Role::Whole, Role::Split], vec![Yield::Split]);
         let spec = Spec::inferred(shape, output_grad.dtype());
-        apply(Call::new("linear_x_backward", op).heavy(work), (weight, output_grad), spec, |(w, g), _| {
-            B::linear_x_backward(w, g)
-        })
+        apply(
+            Call::new("linear_x_backward", op).heavy(work),
+            (weight, output_grad),
+            |_| spec,
+            |(w, g), _| B::linear_x_backward(w, g),
+        )
     }
 
     fn linear_weight_backward(x: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -213,16 +227,19 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let work = x.shape().num_elements() * outputs;
         let op = batch_shared(rows, vec![Role::Split, Role::Split], vec![Yield::Sum]);
         let spec = Spec::new([inputs, outputs], x.dtype());
-        apply(Call::new("linear_weight_backward", op).heavy(work), (x, output_grad), spec, |(x, g), _| {
-            B::linear_weight_backward(x, g)
-        })
+        apply(
+            Call::new("linear_weight_backward", op).heavy(work),
+            (x, output_grad),
+            |_| spec,
+            |(x, g), _| B::linear_weight_backward(x, g),
+        )
     }
 
     fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let rows = rows_of(&output_grad.shape());
         let spec = Spec::new([length(&output_grad.shape(), rows.len())], output_grad.dtype());
         let op = batch_shared(rows, vec![Role::Split], vec![Yield::Sum]);
-        apply(Call::new("linear_bias_backward", op), (output_grad,), spec, |(g,), _| B::linear_bias_backward(g))
+        apply(Call::new("linear_bias_backward", op), (output_grad,), |_| spec, |(g,), _| B::linear_bias_backward(g))
     }
 
     conv!(1: conv1d conv1d_x_backward conv1d_weight_backward conv1d_bias_backward);
@@ -249,9 +266,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         roles.extend(bias.as_ref().map(|_| Role::Whole));
         let call = Call::new("deform_conv2d", batch_shared(BATCH.into(), roles, vec![Yield::Split])).heavy(work);
         let spec = Spec::inferred(shape, x.dtype());
-        apply(call, (x, offset, weight, mask, bias), spec, move |(x, o, w, m, b), _| {
-            B::deform_conv2d(x, o, w, m, b, options.clone())
-        })
+        apply(
+            call,
+            (x, offset, weight, mask, bias),
+            |_| spec,
+            move |(x, o, w, m, b), _| B::deform_conv2d(x, o, w, m, b, options.clone()),
+        )
     }
 
     fn deform_conv2d_backward(
@@ -282,13 +302,18 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let (has_mask, has_bias) = (mask.is_some(), bias.is_some());
         let call = Call::new("deform_conv2d_backward", batch_shared(BATCH.into(), roles, outputs)).heavy(work);
         let inputs = (x, offset, weight, mask, bias, output_grad);
-        let grads: Vec<ReplicaTensor<B, Float>> = apply(call, inputs, specs, move |(x, o, w, m, b, g), _| {
-            let grads = B::deform_conv2d_backward(x, o, w, m, b, g, options.clone());
-            let mut list = vec![grads.x_grad, grads.offset_grad, grads.weight_grad];
-            list.extend(grads.mask_grad);
-            list.extend(grads.bias_grad);
-            list
-        });
+        let grads: Vec<ReplicaTensor<B, Float>> = apply(
+            call,
+            inputs,
+            |_| specs,
+            move |(x, o, w, m, b, g), _| {
+                let grads = B::deform_conv2d_backward(x, o, w, m, b, g, options.clone());
+                let mut list = vec![grads.x_grad, grads.offset_grad, grads.weight_grad];
+                list.extend(grads.mask_grad);
+                list.extend(grads.bias_grad);
+                list
+            },
+        );
         let mut grads = grads.into_iter();
         let mut next = || grads.next().expect("one gradient per input");
         let (x_grad, offset_grad, weight_grad) = (next(), next(), next());
@@ -308,7 +333,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let (batch, channels) = (length(&x.shape(), 0), length(&x.shape(), 1));
         let spec = Spec::new([batch, channels * kernel_size[0] * kernel_size[1], num_windows], x.dtype());
         let op = batch_shared(BATCH.into(), vec![Role::Split], vec![Yield::Split]);
-        apply(Call::new("unfold4d", op), (x,), spec, move |(x,), _| B::unfold4d(x, kernel_size, options.clone()))
+        apply(Call::new("unfold4d", op), (x,), |_| spec, move |(x,), _| B::unfold4d(x, kernel_size, options.clone()))
     }
 
     fn avg_pool1d(
@@ -508,9 +533,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let op = batch_shared(BATCH_OR_CHANNELS.into(), roles, vec![Yield::Split]);
         let spec = Spec::inferred(shape, query.dtype());
         let inputs = (query, key, value, mask, attn_bias);
-        apply(Call::new("attention", op).heavy(work), inputs, spec, move |(q, k, v, m, b), _| {
-            B::attention(q, k, v, m, b, options)
-        })
+        apply(
+            Call::new("attention", op).heavy(work),
+            inputs,
+            |_| spec,
+            move |(q, k, v, m, b), _| B::attention(q, k, v, m, b, options),
+        )
     }
 
     fn layer_norm(
@@ -525,7 +553,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let fits = same_dtype(&[tensor.dtype(), gamma.dtype()]).map(|()| tensor.shape());
         let spec = Spec::inferred(fits, tensor.dtype());
         let call = Call::new("layer_norm", batch_shared(rows, roles, vec![Yield::Split]));
-        apply(call, (tensor, gamma, beta), spec, move |(x, g, b), _| B::layer_norm(x, g, b, epsilon))
+        apply(call, (tensor, gamma, beta), |_| spec, move |(x, g, b), _| B::layer_norm(x, g, b, epsilon))
     }
 
     fn ctc_loss(
@@ -536,7 +564,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         blank: usize,
     ) -> FloatTensor<Self> {
         let inputs = (log_probs, targets, input_lengths, target_lengths);
-        apply(whole("ctc_loss"), inputs, Spec::Unknown, move |(p, t, i, l), _| B::ctc_loss(p, t, i, l, blank))
+        apply(whole("ctc_loss"), inputs, |_| Spec::Unknown, move |(p, t, i, l), _| B::ctc_loss(p, t, i, l, blank))
     }
 
     fn has_ctc_loss_backward() -> bool {
@@ -553,14 +581,17 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
     ) -> FloatTensor<Self> {
         let spec = Spec::new(log_probs.shape(), log_probs.dtype());
         let inputs = (log_probs, targets, input_lengths, target_lengths, grad_loss);
-        apply(whole("ctc_loss_backward"), inputs, spec, move |(p, t, i, l, g), _| {
-            B::ctc_loss_backward(p, t, i, l, g, blank)
-        })
+        apply(
+            whole("ctc_loss_backward"),
+            inputs,
+            |_| spec,
+            move |(p, t, i, l, g), _| B::ctc_loss_backward(p, t, i, l, g, blank),
+        )
     }
 
     fn rfft(signal: FloatTensor<Self>, dim: usize, n: Option<usize>) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let call = Call::new("rfft", Op::Whole { num_outputs: 2 });
-        apply(call, (signal,), (Spec::Unknown, Spec::Unknown), move |(x,), _| B::rfft(x, dim, n))
+        apply(call, (signal,), |_| (Spec::Unknown, Spec::Unknown), move |(x,), _| B::rfft(x, dim, n))
     }
 
     fn irfft(
@@ -569,7 +600,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         dim: usize,
         n: Option<usize>,
     ) -> FloatTensor<Self> {
-        apply(whole("irfft"), (spectrum_re, spectrum_im), Spec::Unknown, move |(re, im), _| B::irfft(re, im, dim, n))
+        apply(
+            whole("irfft"),
+            (spectrum_re, spectrum_im),
+            |_| Spec::Unknown,
+            move |(re, im), _| B::irfft(re, im, dim, n),
+        )
     }
 }
 
@@ -612,7 +648,7 @@ fn conv_forward<B: Member>(
     roles.extend(bias.as_ref().map(|_| Role::Whole));
     let call = Call::new(name, batch_shared(BATCH.into(), roles, vec![Yield::Split])).heavy(work);
     let spec = Spec::inferred(shape, x.dtype());
-    apply(call, (x, weight, bias), spec, move |(x, w, b), _| body(x, w, b))
+    apply(call, (x, weight, bias), |_| spec, move |(x, w, b), _| body(x, w, b))
 }
 
 /// The gradient of a weight or bias: each member's share of the batch gives a part of the sum.
@@ -630,7 +666,7 @@ fn weight_gradient<B: Member>(
     let spec = Spec::new(weight.shape(), weight.dtype());
     let roles = vec![Role::Split, Role::Whole, Role::Split];
     let call = Call::new(name, batch_shared(BATCH.into(), roles, vec![Yield::Sum])).heavy(work);
-    apply(call, (x, weight, output_grad), spec, move |(x, w, g), _| body(x, w, g))
+    apply(call, (x, weight, output_grad), |_| spec, move |(x, w, g), _| body(x, w, g))
 }
 
 /// The shape of a pooling's result; `None` if the window is larger than the padded input, of which backends think
@@ -661,7 +697,7 @@ fn pool<B: Member>(
 ) -> ReplicaTensor<B, Float> {
     let spec = pooled_spec(shape, x.dtype());
     let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split], vec![Yield::Split]);
-    apply(Call::new(name, op), (x,), spec, move |(x,), _| body(x))
+    apply(Call::new(name, op), (x,), |_| spec, move |(x,), _| body(x))
 }
 
 fn pool_with_indices<B: Member>(
@@ -675,7 +711,7 @@ fn pool_with_indices<B: Member>(
     let indices_dtype = index_dtype(name, &x, one_plane, |x| body(x).1.dtype());
     let specs = (pooled_spec(shape.clone(), x.dtype()), pooled_spec(shape, indices_dtype));
     let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split], vec![Yield::Split, Yield::Split]);
-    apply(Call::new(name, op), (x,), specs, move |(x,), _| body(x))
+    apply(Call::new(name, op), (x,), |_| specs, move |(x,), _| body(x))
 }
 
 fn pool_backward<B: Member>(
@@ -686,7 +722,7 @@ fn pool_backward<B: Member>(
 ) -> ReplicaTensor<B, Float> {
     let spec = Spec::new(x.shape(), x.dtype());
     let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split, Role::Split], vec![Yield::Split]);
-    apply(Call::new(name, op), (x, grad), spec, move |(x, g), _| body(x, g))
+    apply(Call::new(name, op), (x, grad), |_| spec, move |(x, g), _| body(x, g))
 }
 
 /// Max pooling's backward op.
@@ -703,5 +739,5 @@ fn unpool<B: Member>(
     let spec = Spec::new(x.shape(), x.dtype());
     let roles = vec![Role::Split, Role::Split, Role::Split];
     let op = batch_shared(BATCH_OR_CHANNELS.into(), roles, vec![Yield::Split]);
-    apply(Call::new(name, op), (x, grad, indices), spec, move |(x, g, i), _| body(x, g, i))
+    apply(Call::new(name, op), (x, grad, indices), |_| spec, move |(x, g, i), _| body(x, g, i))
 }
