@@ -67,55 +67,9 @@ impl<B: Member> BoolTensorOps<Self> for Replica<B> {
         binary("bool_mask_fill", tensor, mask, dtype, move |x, m| B::bool_mask_fill(x, m, value))
     }
 
-    fn bool_transpose(tensor: BoolTensor<Self>) -> BoolTensor<Self> {
-        let rank = tensor.rank();
-        swap_dims("bool_transpose", tensor, rank.wrapping_sub(2), rank.wrapping_sub(1), B::bool_transpose)
-    }
-
-    fn bool_swap_dims(tensor: BoolTensor<Self>, dim1: usize, dim2: usize) -> BoolTensor<Self> {
-        swap_dims("bool_swap_dims", tensor, dim1, dim2, move |x| B::bool_swap_dims(x, dim1, dim2))
-    }
-
-    fn bool_permute(tensor: BoolTensor<Self>, axes: &[usize]) -> BoolTensor<Self> {
-        permute("bool_permute", tensor, axes, B::bool_permute)
-    }
-
-    fn bool_flip(tensor: BoolTensor<Self>, axes: &[usize]) -> BoolTensor<Self> {
-        flip("bool_flip", tensor, axes, B::bool_flip)
-    }
-
-    fn bool_reshape(tensor: BoolTensor<Self>, shape: Shape) -> BoolTensor<Self> {
-        reshape("bool_reshape", tensor, shape, B::bool_reshape)
-    }
-
-    fn bool_expand(tensor: BoolTensor<Self>, shape: Shape) -> BoolTensor<Self> {
-        expand("bool_expand", tensor, shape, B::bool_expand)
-    }
-
-    fn bool_repeat_dim(tensor: BoolTensor<Self>, dim: usize, times: usize) -> BoolTensor<Self> {
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        let repeated = length(&shape, dim) * times;
-        along("bool_repeat_dim", tensor, dim, repeated, dtype, move |x| B::bool_repeat_dim(x, dim, times))
-    }
-
-    fn bool_unfold(tensor: BoolTensor<Self>, dim: usize, size: usize, step: usize) -> BoolTensor<Self> {
-        unfold("bool_unfold", tensor, dim, size, step, move |x| B::bool_unfold(x, dim, size, step))
-    }
-
-    fn bool_slice(tensor: BoolTensor<Self>, slices: &[Slice]) -> BoolTensor<Self> {
-        slice("bool_slice", tensor, slices, B::bool_slice)
-    }
-
-    fn bool_slice_assign(tensor: BoolTensor<Self>, slices: &[Slice], value: BoolTensor<Self>) -> BoolTensor<Self> {
-        slice_assign("bool_slice_assign", tensor, slices, value, B::bool_slice_assign)
-    }
-
-    fn bool_cat(tensors: Vec<BoolTensor<Self>>, dim: usize) -> BoolTensor<Self> {
-        cat("bool_cat", tensors, dim, B::bool_cat)
-    }
-
-    fn bool_gather(dim: usize, tensor: BoolTensor<Self>, indices: IntTensor<Self>) -> BoolTensor<Self> {
-        gather("bool_gather", dim, tensor, indices, move |x, i| B::bool_gather(dim, x, i))
+    view_methods! { BoolTensor:
+        bool_transpose bool_swap_dims bool_permute bool_flip bool_reshape bool_expand bool_repeat_dim bool_unfold
+        bool_slice bool_slice_assign bool_cat bool_gather bool_select
     }
 
     fn bool_scatter_or(
@@ -125,10 +79,6 @@ impl<B: Member> BoolTensorOps<Self> for Replica<B> {
         value: BoolTensor<Self>,
     ) -> BoolTensor<Self> {
         scatter("bool_scatter_or", dim, tensor, indices, value, move |x, i, v| B::bool_scatter_or(dim, x, i, v))
-    }
-
-    fn bool_select(tensor: BoolTensor<Self>, dim: usize, indices: IntTensor<Self>) -> BoolTensor<Self> {
-        select("bool_select", tensor, dim, indices, move |x, i| B::bool_select(x, dim, i))
     }
 
     fn bool_select_or(

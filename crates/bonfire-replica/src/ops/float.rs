@@ -150,55 +150,9 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
         apply(call, (lhs, rhs), |_| spec, move |(x, y), _| B::float_cross(x, y, dim))
     }
 
-    fn float_transpose(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let rank = tensor.rank();
-        swap_dims("float_transpose", tensor, rank.wrapping_sub(2), rank.wrapping_sub(1), B::float_transpose)
-    }
-
-    fn float_swap_dims(tensor: FloatTensor<Self>, dim1: usize, dim2: usize) -> FloatTensor<Self> {
-        swap_dims("float_swap_dims", tensor, dim1, dim2, move |x| B::float_swap_dims(x, dim1, dim2))
-    }
-
-    fn float_permute(tensor: FloatTensor<Self>, axes: &[usize]) -> FloatTensor<Self> {
-        permute("float_permute", tensor, axes, B::float_permute)
-    }
-
-    fn float_flip(tensor: FloatTensor<Self>, axes: &[usize]) -> FloatTensor<Self> {
-        flip("float_flip", tensor, axes, B::float_flip)
-    }
-
-    fn float_reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
-        reshape("float_reshape", tensor, shape, B::float_reshape)
-    }
-
-    fn float_expand(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
-        expand("float_expand", tensor, shape, B::float_expand)
-    }
-
-    fn float_repeat_dim(tensor: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        let repeated = length(&shape, dim) * times;
-        along("float_repeat_dim", tensor, dim, repeated, dtype, move |x| B::float_repeat_dim(x, dim, times))
-    }
-
-    fn float_unfold(tensor: FloatTensor<Self>, dim: usize, size: usize, step: usize) -> FloatTensor<Self> {
-        unfold("float_unfold", tensor, dim, size, step, move |x| B::float_unfold(x, dim, size, step))
-    }
-
-    fn float_slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
-        slice("float_slice", tensor, slices, B::float_slice)
-    }
-
-    fn float_slice_assign(tensor: FloatTensor<Self>, slices: &[Slice], value: FloatTensor<Self>) -> FloatTensor<Self> {
-        slice_assign("float_slice_assign", tensor, slices, value, B::float_slice_assign)
-    }
-
-    fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
-        cat("float_cat", tensors, dim, B::float_cat)
-    }
-
-    fn float_gather(dim: usize, tensor: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        gather("float_gather", dim, tensor, indices, move |x, i| B::float_gather(dim, x, i))
+    view_methods! { FloatTensor:
+        float_transpose float_swap_dims float_permute float_flip float_reshape float_expand float_repeat_dim
+        float_unfold float_slice float_slice_assign float_cat float_gather float_select
     }
 
     fn float_scatter_add(
@@ -227,10 +181,6 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
 
     fn float_gather_nd(data: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
         apply(whole("float_gather_nd"), (data, indices), |_| Spec::Unknown, |(x, i), _| B::float_gather_nd(x, i))
-    }
-
-    fn float_select(tensor: FloatTensor<Self>, dim: usize, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        select("float_select", tensor, dim, indices, move |x, i| B::float_select(x, dim, i))
     }
 
     fn float_select_add(

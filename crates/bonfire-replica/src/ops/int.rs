@@ -109,55 +109,9 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
         matmul("int_matmul", lhs, rhs, B::int_matmul)
     }
 
-    fn int_transpose(tensor: IntTensor<Self>) -> IntTensor<Self> {
-        let rank = tensor.rank();
-        swap_dims("int_transpose", tensor, rank.wrapping_sub(2), rank.wrapping_sub(1), B::int_transpose)
-    }
-
-    fn int_swap_dims(tensor: IntTensor<Self>, dim1: usize, dim2: usize) -> IntTensor<Self> {
-        swap_dims("int_swap_dims", tensor, dim1, dim2, move |x| B::int_swap_dims(x, dim1, dim2))
-    }
-
-    fn int_permute(tensor: IntTensor<Self>, axes: &[usize]) -> IntTensor<Self> {
-        permute("int_permute", tensor, axes, B::int_permute)
-    }
-
-    fn int_flip(tensor: IntTensor<Self>, axes: &[usize]) -> IntTensor<Self> {
-        flip("int_flip", tensor, axes, B::int_flip)
-    }
-
-    fn int_reshape(tensor: IntTensor<Self>, shape: Shape) -> IntTensor<Self> {
-        reshape("int_reshape", tensor, shape, B::int_reshape)
-    }
-
-    fn int_expand(tensor: IntTensor<Self>, shape: Shape) -> IntTensor<Self> {
-        expand("int_expand", tensor, shape, B::int_expand)
-    }
-
-    fn int_repeat_dim(tensor: IntTensor<Self>, dim: usize, times: usize) -> IntTensor<Self> {
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        let repeated = length(&shape, dim) * times;
-        along("int_repeat_dim", tensor, dim, repeated, dtype, move |x| B::int_repeat_dim(x, dim, times))
-    }
-
-    fn int_unfold(tensor: IntTensor<Self>, dim: usize, size: usize, step: usize) -> IntTensor<Self> {
-        unfold("int_unfold", tensor, dim, size, step, move |x| B::int_unfold(x, dim, size, step))
-    }
-
-    fn int_slice(tensor: IntTensor<Self>, slices: &[Slice]) -> IntTensor<Self> {
-        slice("int_slice", tensor, slices, B::int_slice)
-    }
-
-    fn int_slice_assign(tensor: IntTensor<Self>, slices: &[Slice], value: IntTensor<Self>) -> IntTensor<Self> {
-        slice_assign("int_slice_assign", tensor, slices, value, B::int_slice_assign)
-    }
-
-    fn int_cat(tensors: Vec<IntTensor<Self>>, dim: usize) -> IntTensor<Self> {
-        cat("int_cat", tensors, dim, B::int_cat)
-    }
-
-    fn int_gather(dim: usize, tensor: IntTensor<Self>, indices: IntTensor<Self>) -> IntTensor<Self> {
-        gather("int_gather", dim, tensor, indices, move |x, i| B::int_gather(dim, x, i))
+    view_methods! { IntTensor:
+        int_transpose int_swap_dims int_permute int_flip int_reshape int_expand int_repeat_dim int_unfold int_slice
+        int_slice_assign int_cat int_gather int_select
     }
 
     fn int_scatter_add(
@@ -186,10 +140,6 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
 
     fn int_gather_nd(data: IntTensor<Self>, indices: IntTensor<Self>) -> IntTensor<Self> {
         apply(whole("int_gather_nd"), (data, indices), |_| Spec::Unknown, |(x, i), _| B::int_gather_nd(x, i))
-    }
-
-    fn int_select(tensor: IntTensor<Self>, dim: usize, indices: IntTensor<Self>) -> IntTensor<Self> {
-        select("int_select", tensor, dim, indices, move |x, i| B::int_select(x, dim, i))
     }
 
     fn int_select_add(

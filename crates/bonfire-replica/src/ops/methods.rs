@@ -88,3 +88,66 @@ macro_rules! along_methods {
         }
     )*};
 }
+
+/// Moves of elements, in this order: transpose, swap_dims, permute, flip, reshape, expand, repeat_dim, unfold, slice,
+/// slice_assign, cat, gather, select.
+macro_rules! view_methods {
+    (
+        $tensor:ident: $transpose:ident $swap_dims:ident $permute:ident $flip:ident $reshape:ident $expand:ident
+        $repeat_dim:ident $unfold:ident $slice:ident $slice_assign:ident $cat:ident $gather:ident $select:ident
+    ) => {
+        fn $transpose(tensor: $tensor<Self>) -> $tensor<Self> {
+            let rank = tensor.rank();
+            swap_dims(stringify!($transpose), tensor, rank.wrapping_sub(2), rank.wrapping_sub(1), B::$transpose)
+        }
+
+        fn $swap_dims(tensor: $tensor<Self>, dim1: usize, dim2: usize) -> $tensor<Self> {
+            swap_dims(stringify!($swap_dims), tensor, dim1, dim2, move |x| B::$swap_dims(x, dim1, dim2))
+        }
+
+        fn $permute(tensor: $tensor<Self>, axes: &[usize]) -> $tensor<Self> {
+            permute(stringify!($permute), tensor, axes, B::$permute)
+        }
+
+        fn $flip(tensor: $tensor<Self>, axes: &[usize]) -> $tensor<Self> {
+            flip(stringify!($flip), tensor, axes, B::$flip)
+        }
+
+        fn $reshape(tensor: $tensor<Self>, shape: Shape) -> $tensor<Self> {
+            reshape(stringify!($reshape), tensor, shape, B::$reshape)
+        }
+
+        fn $expand(tensor: $tensor<Self>, shape: Shape) -> $tensor<Self> {
+            expand(stringify!($expand), tensor, shape, B::$expand)
+        }
+
+        fn $repeat_dim(tensor: $tensor<Self>, dim: usize, times: usize) -> $tensor<Self> {
+            let (repeated, dtype) = (length(&tensor.shape(), dim) * times, tensor.dtype());
+            along(stringify!($repeat_dim), tensor, dim, repeated, dtype, move |x| B::$repeat_dim(x, dim, times))
+        }
+
+        fn $unfold(tensor: $tensor<Self>, dim: usize, size: usize, step: usize) -> $tensor<Self> {
+            unfold(stringify!($unfold), tensor, dim, size, step, move |x| B::$unfold(x, dim, size, step))
+        }
+
+        fn $slice(tensor: $tensor<Self>, slices: &[Slice]) -> $tensor<Self> {
+            slice(stringify!($slice), tensor, slices, B::$slice)
+        }
+
+        fn $slice_assign(tensor: $tensor<Self>, slices: &[Slice], value: $tensor<Self>) -> $tensor<Self> {
+            slice_assign(stringify!($slice_assign), tensor, slices, value, B::$slice_assign)
+        }
+
+        fn $cat(tensors: Vec<$tensor<Self>>, dim: usize) -> $tensor<Self> {
+            cat(stringify!($cat), tensors, dim, B::$cat)
+        }
+
+        fn $gather(dim: usize, tensor: $tensor<Self>, indices: IntTensor<Self>) -> $tensor<Self> {
+            gather(stringify!($gather), dim, tensor, indices, move |x, i| B::$gather(dim, x, i))
+        }
+
+        fn $select(tensor: $tensor<Self>, dim: usize, indices: IntTensor<Self>) -> $tensor<Self> {
+            select(stringify!($select), tensor, dim, indices, move |x, i| B::$select(x, dim, i))
+        }
+    };
+}
