@@ -20,7 +20,7 @@ use burn_flex::{Flex, FlexDevice};
 
 use super::{
     programs::{Program, same_as_one_device},
-    runs::{ALWAYS, draw_alone, pseudo_random, replica},
+    runs::{ALWAYS, draw_alone, floats, replica},
 };
 
 type Ad = Autodiff<Replica<Flex>>;
@@ -31,11 +31,6 @@ fn assert_close(found: TensorData, expected: &[f64], tolerance: f64) {
     for (ours, right) in found.iter().zip(expected) {
         assert!((ours - right).abs() <= tolerance, "{found:?}, right is {expected:?}");
     }
-}
-
-fn tensor<B: Backend, const D: usize>(seed: u64, shape: [usize; D], device: &B::Device) -> Tensor<B, D> {
-    let values = pseudo_random(seed, shape.iter().product());
-    Tensor::<B, 1>::from_data(TensorData::from(values.as_slice()), device).reshape(shape)
 }
 
 /// Output, running mean and running variance of a fresh BatchNorm over one feature.
@@ -125,8 +120,8 @@ mod the_batch_is_not_what_it_seems {
 
     impl Program for BatchInDim1 {
         fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
-            let x = tensor::<B, 3>(1, [5, 3, 4], device);
-            let w = tensor::<B, 3>(2, [1, 4, 6], device);
+            let x = floats::<B, 3>(1, [5, 3, 4], device);
+            let w = floats::<B, 3>(2, [1, 4, 6], device);
             let y = x.clone().matmul(w);
             let per_item = y.clone().mean_dim(0).swap_dims(0, 1);
             let centred = y - per_item.clone().swap_dims(0, 1);
@@ -144,8 +139,8 @@ mod the_batch_is_not_what_it_seems {
 
     impl Program for AllLengthsTwo {
         fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
-            let x = tensor::<B, 2>(1, [2, 2], device);
-            let w = tensor::<B, 2>(2, [2, 2], device);
+            let x = floats::<B, 2>(1, [2, 2], device);
+            let w = floats::<B, 2>(2, [2, 2], device);
             let y = x.clone().matmul(w.clone());
             let z = y.clone().transpose().matmul(x) + w;
             vec![y.into_data(), z.clone().into_data(), z.sum_dim(0).into_data()]
@@ -162,9 +157,9 @@ mod the_batch_is_not_what_it_seems {
 
     impl Program for TwoBatchSizes {
         fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
-            let w = tensor::<B, 2>(3, [4, 3], device);
-            let few = tensor::<B, 2>(1, [100, 4], device).matmul(w.clone());
-            let many = tensor::<B, 2>(2, [5_000, 4], device).matmul(w);
+            let w = floats::<B, 2>(3, [4, 3], device);
+            let few = floats::<B, 2>(1, [100, 4], device).matmul(w.clone());
+            let many = floats::<B, 2>(2, [5_000, 4], device).matmul(w);
             let distance = few.clone().unsqueeze_dim::<3>(1) - many.clone().narrow(0, 0, 50).unsqueeze_dim::<3>(0);
             let loss = few.clone().square().mean() + many.clone().square().mean();
             let joined = Tensor::cat(vec![few, many], 0);
@@ -187,7 +182,7 @@ mod the_batch_is_not_what_it_seems {
 
     impl Program for GramMatrix {
         fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
-            let x = tensor::<B, 2>(1, [7, 5], device);
+            let x = floats::<B, 2>(1, [7, 5], device);
             let gram = x.clone().matmul(x.clone().transpose());
             let weights = burn::tensor::activation::softmax(gram.clone(), 1);
             vec![gram.into_data(), weights.matmul(x).into_data()]
@@ -204,10 +199,10 @@ mod the_batch_is_not_what_it_seems {
 
     impl Program for SizeZero {
         fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
-            let x = tensor::<B, 2>(1, [5, 4], device);
+            let x = floats::<B, 2>(1, [5, 4], device);
             let empty = Tensor::<B, 2>::zeros([0, 4], device);
-            let y = x.matmul(tensor::<B, 2>(2, [4, 3], device));
-            let joined = Tensor::cat(vec![empty.clone(), tensor::<B, 2>(3, [3, 4], device)], 0);
+            let y = x.matmul(floats::<B, 2>(2, [4, 3], device));
+            let joined = Tensor::cat(vec![empty.clone(), floats::<B, 2>(3, [3, 4], device)], 0);
             vec![y.into_data(), (empty * 2.0).into_data(), joined.into_data()]
         }
     }
@@ -229,10 +224,10 @@ mod the_batch_is_not_what_it_seems {
             linear: LinearConfig::new(4, 2).with_bias(false).init(device),
             empty: Param::from_tensor(Tensor::zeros([0], device)),
         };
-        model.linear.weight = Param::from_tensor(tensor::<B, 2>(5, [4, 2], device));
+        model.linear.weight = Param::from_tensor(floats::<B, 2>(5, [4, 2], device));
         let mut optimizer = SgdConfig::new().init();
         for step in 0..3 {
-            let y = model.linear.forward(tensor::<B, 2>(step, [6, 4], device));
+            let y = model.linear.forward(floats::<B, 2>(step, [6, 4], device));
             let loss = y.square().mean() + (model.empty.val() * 2.0).sum();
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             model = optimizer.step(0.1, model, grads);

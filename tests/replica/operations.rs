@@ -15,13 +15,8 @@ use burn::tensor::{
 
 use super::{
     programs::{Program, same_as_one_device},
-    runs::pseudo_random,
+    runs::floats,
 };
-
-fn floats<B: Backend, const D: usize>(seed: u64, shape: [usize; D], device: &B::Device) -> Tensor<B, D> {
-    let values = pseudo_random(seed, shape.iter().product());
-    Tensor::<B, 1>::from_data(TensorData::from(values.as_slice()), device).reshape(shape)
-}
 
 fn ints<B: Backend, const D: usize>(shape: [usize; D], below: i64, device: &B::Device) -> Tensor<B, D, Int> {
     let num: usize = shape.iter().product();

@@ -44,6 +44,12 @@ pub fn pseudo_random(seed: u64, num: usize) -> Vec<f64> {
         .collect()
 }
 
+/// [`pseudo_random`] numbers as a tensor.
+pub fn floats<B: Backend, const D: usize>(seed: u64, shape: [usize; D], device: &B::Device) -> Tensor<B, D> {
+    let values = pseudo_random(seed, shape.iter().product());
+    Tensor::<B, 1>::from_data(TensorData::from(values.as_slice()), device).reshape(shape)
+}
+
 /// What a run leaves behind.
 #[derive(Debug, PartialEq)]
 pub struct Run {
@@ -66,9 +72,7 @@ where
     let loss_fn = CrossEntropyLossConfig::new().init(device);
     let mut run = Run { losses: vec![], gradients: vec![], parameters: vec![] };
     for step in 0..NUM_STEPS {
-        let images = pseudo_random(seed + step as u64, batch_size * 144);
-        let images =
-            Tensor::<B, 1>::from_data(TensorData::from(images.as_slice()), device).reshape([batch_size, 1, 12, 12]);
+        let images = floats::<B, 4>(seed + step as u64, [batch_size, 1, 12, 12], device);
         let labels: Vec<i64> = (0..batch_size).map(|item| ((item * 7 + step * 3) % 10) as i64).collect();
         let labels = Tensor::<B, 1, Int>::from_data(TensorData::from(labels.as_slice()), device);
 

@@ -20,16 +20,14 @@ use burn_flex::Flex;
 
 use super::{
     models::{Classifier, Cnn, Mlp},
-    runs::{ALWAYS, draw_alone, parameters, pseudo_random, replica},
+    runs::{ALWAYS, draw_alone, floats, parameters, replica},
 };
 
 type B = Replica<Flex>;
 type Ad = Autodiff<B>;
 
 fn loss<M: Classifier<Ad>>(model: &M, step: u64, batch_size: usize, device: &ReplicaDevice<Flex>) -> Tensor<Ad, 1> {
-    let images = pseudo_random(step, batch_size * 144);
-    let images =
-        Tensor::<Ad, 1>::from_data(TensorData::from(images.as_slice()), device).reshape([batch_size, 1, 12, 12]);
+    let images = floats::<Ad, 4>(step, [batch_size, 1, 12, 12], device);
     let labels: Vec<i64> = (0..batch_size as i64).map(|item| item % 10).collect();
     let labels = Tensor::<Ad, 1, Int>::from_data(TensorData::from(labels.as_slice()), device);
     CrossEntropyLossConfig::new().init(device).forward(model.forward(images), labels)

@@ -67,7 +67,7 @@ impl<B: Member> Backend for Replica<B> {
             return Err(failed(cause.clone()));
         }
         // Members that have nothing to do are left asleep.
-        if group.num_unsynced().is_some() {
+        if group.needs_sync() {
             let (sender, receiver) = bounded(group.num_members());
             let num_enqueued = run_on_all(device, "sync", move |member| {
                 // The caller may have given up waiting.

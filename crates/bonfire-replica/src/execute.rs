@@ -134,9 +134,11 @@ where
     O: Outputs<B>,
 {
     let device = inputs.device(call.name).clone();
+    device.group.assert_whole();
     let at_home = inputs.is_home();
     if at_home && !worth_spreading(&call, &device) {
-        return run_at_home(inputs, &device, body);
+        // The way of every operation while nothing is spread: no more than the inner backend's own call, and a handle.
+        return O::at_home(body(inputs.into_home(), &Part::WHOLE), &device);
     }
     let specs = O::specs(specs(&inputs));
     let erased = inputs.erase();
@@ -150,7 +152,7 @@ where
     }
 
     let is_statistic = gives_statistic(&call.op, &erased);
-    let (reply, replies) = bounded(1);
+    let (reply, replies) = known.is_none().then(|| bounded(1)).unzip();
     let parts: Vec<_> = plan.outputs.iter().map(|_| Parts::new(device.num_members())).collect();
     let order = device.group.order();
     form_sums(&order, &erased, &plan);
@@ -162,19 +164,20 @@ where
         placements: plan.outputs.clone(),
         outputs: known.clone(),
         full: O::full,
-        reply: known.is_none().then_some(reply),
+        reply,
         body: move |values: Vec<Option<Value<B>>>, part: &Part| O::erase(body(I::restore(values), part)),
     };
     order.enqueue(Arc::new(task));
     drop(order);
 
     let known = known.unwrap_or_else(|| {
+        let replies = replies.expect("a reply is awaited when nothing is known");
         let told = device.group.collect(&replies, [0]).unwrap_or_else(|error| panic!("{error}"));
         told.into_iter().next().expect("the first member tells").1
     });
     let outputs = known.into_iter().zip(plan.outputs).zip(parts).map(|((known, placement), parts)| {
         let storage = match placement {
-            Placement::Partial { op: PartialOp::Sum } => device.group.add_sum(parts, is_statistic),
+            Placement::Partial { op: PartialOp::Sum } => device.group.pending.add(parts, is_statistic),
             placement => Arc::new(Storage::spread(placement, parts)),
         };
         Tensor { shape: known.shape, dtype: known.dtype, device: device.clone(), storage }
@@ -212,16 +215,6 @@ fn worth_spreading<B: Member>(call: &Call, device: &ReplicaDevice<B>) -> bool {
         Spread::OnHeavyOp { min_work } => call.work > 0 && call.work >= min_work,
         Spread::Eager => true,
     }
-}
-
-/// The way of every operation while nothing is spread: no more than the inner backend's own call, and a handle.
-fn run_at_home<B: Member, I: Inputs<B>, O: Outputs<B>>(
-    inputs: I,
-    device: &ReplicaDevice<B>,
-    body: impl Fn(I::Primitives, &Part) -> O::Primitives,
-) -> O {
-    device.group.assert_whole();
-    O::at_home(body(inputs.into_home(), &Part::WHOLE), device)
 }
 
 /// The outputs' shapes and dtypes, or `None` if only running the operation tells.

@@ -6,22 +6,18 @@ use std::{
     num::NonZeroUsize,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    thread::{self, ThreadId},
+    thread,
     time::{Duration, Instant},
 };
 
 use bonfire_collectives::{CollectiveError, Communicator, Counting, Counts, ThreadCommunicator};
 use burn_backend::DType;
-use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError, bounded};
 
-use crate::{
-    Member, ReplicaError, ReplicaOptions,
-    member::MemberCommunicator,
-    tensor::{Parts, Storage, Sum},
-};
+use crate::{Member, ReplicaError, ReplicaOptions, member::MemberCommunicator, pending::PendingSums};
 
 /// Something every member does once, in the same place of its queue.
 pub(crate) trait Task<B: Member>: Send + Sync {
@@ -54,30 +50,13 @@ pub(crate) struct Group<B: Member> {
     /// Tasks enqueued so far, and how many of them the last `sync` saw.
     num_enqueued: AtomicU64,
     num_synced: AtomicU64,
-    /// Sums in parts by the thread that made them.
-    pending: Mutex<HashMap<ThreadId, PendingSums<B>>>,
-    num_sums: AtomicU64,
+    pub(crate) pending: PendingSums<B>,
     /// Dtypes of indices, which the inner backend chooses itself, by operation and input.
     index_dtypes: Mutex<HashMap<(&'static str, DType), DType>>,
 }
 
 /// Beyond it the memory maps of threads run out before anything can be reported.
 const MAX_MEMBERS: usize = 1024;
-
-/// The sums of one thread that are not formed yet, and what it did last about them.
-struct PendingSums<B: Member> {
-    storages: Vec<Weak<Storage<B>>>,
-    /// Number of the sum it made last.
-    last_number: u64,
-    /// Whether one was formed early since then.
-    had_early: bool,
-}
-
-impl<B: Member> Default for PendingSums<B> {
-    fn default() -> Self {
-        Self { storages: Vec::new(), last_number: 0, had_early: false }
-    }
-}
 
 /// What the caller's side and the members' side both see.
 struct GroupState {
@@ -150,8 +129,7 @@ impl<B: Member> Group<B> {
             counts: counts.expect("at least one member"),
             num_enqueued: AtomicU64::new(0),
             num_synced: AtomicU64::new(0),
-            pending: Mutex::new(HashMap::new()),
-            num_sums: AtomicU64::new(0),
+            pending: PendingSums::default(),
             index_dtypes: Mutex::new(HashMap::new()),
         })
     }
@@ -241,53 +219,14 @@ impl<B: Member> Group<B> {
         Ok(collected)
     }
 
-    /// Tasks enqueued so far, or `None` if the last sync has seen all of them.
-    pub(crate) fn num_unsynced(&self) -> Option<u64> {
-        let num_enqueued = self.num_enqueued.load(Ordering::Acquire);
-        (num_enqueued != self.num_synced.load(Ordering::Acquire)).then_some(num_enqueued)
+    /// Whether tasks were enqueued that the last sync has not seen.
+    pub(crate) fn needs_sync(&self) -> bool {
+        self.num_enqueued.load(Ordering::Acquire) != self.num_synced.load(Ordering::Acquire)
     }
 
     /// Every member has run the first `num_enqueued` tasks, and one that synchronised it.
     pub(crate) fn synced(&self, num_enqueued: u64) {
         self.num_synced.fetch_max(num_enqueued, Ordering::AcqRel);
-    }
-
-    /// A new sum of the calling thread, in parts, to be formed together with its others.
-    pub(crate) fn add_sum(&self, parts: Arc<Parts<B>>, statistic: bool) -> Arc<Storage<B>> {
-        /// Sums that were never asked for, and threads that have ended, are forgotten now and then.
-        const CLEAN_EVERY: u64 = 256;
-        let number = self.num_sums.fetch_add(1, Ordering::Relaxed) + 1;
-        let storage = Arc::new(Storage::partial(parts, Sum::new(number, statistic)));
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        if number.is_multiple_of(CLEAN_EVERY) {
-            pending.retain(|_, sums| {
-                sums.storages.retain(|storage| storage.strong_count() > 0);
-                !sums.storages.is_empty()
-            });
-        }
-        let mine = pending.entry(thread::current().id()).or_default();
-        mine.storages.push(Arc::downgrade(&storage));
-        (mine.last_number, mine.had_early) = (number, false);
-        storage
-    }
-
-    /// Whether sums are asked for by the pass that makes them, and not by an optimizer: statistics of which one is the
-    /// last sum the calling thread made, and the first asked for since. Then gradients that accumulate stay pending.
-    /// Decided by the order of the calling thread's program alone.
-    pub(crate) fn is_early<'s>(&self, mut asked: impl Iterator<Item = &'s Sum> + Clone) -> bool {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mine) = pending.get_mut(&thread::current().id()) else { return false };
-        let is_last = asked.clone().any(|sum| sum.number() == mine.last_number);
-        let is_early = is_last && !mine.had_early && asked.all(Sum::is_statistic);
-        mine.had_early |= is_early;
-        is_early
-    }
-
-    /// The calling thread's sums that somebody still holds; none of them is pending afterwards.
-    pub(crate) fn take_pending(&self) -> Vec<Arc<Storage<B>>> {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let mine = pending.get_mut(&thread::current().id()).map(|mine| std::mem::take(&mut mine.storages));
-        mine.unwrap_or_default().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The dtype of an operation's indices, from `probe` the first time it is asked for.
@@ -363,24 +302,15 @@ impl<B: Member> Order<'_, B> {
     ///
     /// The first cause, if the group breaks while this waits, or if no member gets on for the whole timeout.
     pub(crate) fn try_enqueue(&self, task: Arc<dyn Task<B>>) -> Result<u64, ReplicaError> {
-        let mut patience = Patience::new(self.group);
-        let interval = patience.interval();
         let bytes = task.carried_bytes();
         if bytes > 0 {
-            let limit = self.group.options.max_queued_bytes;
-            let reserve = bytes * self.group.queues.len();
-            while !self.group.state.queued_bytes.reserve(reserve, limit, interval) {
-                patience.check()?;
-            }
+            self.reserve(bytes * self.group.queues.len())?;
         }
         for queue in &self.group.queues {
-            let mut task = task.clone();
-            while let Err(error) = queue.send_timeout(task, interval) {
-                task = match error {
-                    SendTimeoutError::Timeout(task) => task,
-                    SendTimeoutError::Disconnected(_) => panic!("a member's thread ends with its queue, not before"),
-                };
-                patience.check()?;
+            match queue.try_send(task.clone()) {
+                Ok(()) => {}
+                Err(TrySendError::Full(task)) => self.send(queue, task)?,
+                Err(TrySendError::Disconnected(_)) => unreachable_queue(),
             }
         }
         Ok(self.group.num_enqueued.fetch_add(1, Ordering::AcqRel) + 1)
@@ -391,9 +321,36 @@ impl<B: Member> Order<'_, B> {
     /// # Panics
     ///
     /// Where that gives an error.
-    pub(crate) fn enqueue(&self, task: Arc<dyn Task<B>>) -> u64 {
-        self.try_enqueue(task).unwrap_or_else(|cause| panic!("{cause}"))
+    pub(crate) fn enqueue(&self, task: Arc<dyn Task<B>>) {
+        self.try_enqueue(task).unwrap_or_else(|cause| panic!("{cause}"));
     }
+
+    /// Waits for room for `bytes` on their way to the members.
+    fn reserve(&self, bytes: usize) -> Result<(), ReplicaError> {
+        let mut patience = Patience::new(self.group);
+        let limit = self.group.options.max_queued_bytes;
+        while !self.group.state.queued_bytes.reserve(bytes, limit, patience.interval()) {
+            patience.check()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for room in a queue that is full.
+    fn send(&self, queue: &Sender<Arc<dyn Task<B>>>, mut task: Arc<dyn Task<B>>) -> Result<(), ReplicaError> {
+        let mut patience = Patience::new(self.group);
+        while let Err(error) = queue.send_timeout(task, patience.interval()) {
+            task = match error {
+                SendTimeoutError::Timeout(task) => task,
+                SendTimeoutError::Disconnected(_) => unreachable_queue(),
+            };
+            patience.check()?;
+        }
+        Ok(())
+    }
+}
+
+fn unreachable_queue() -> ! {
+    panic!("a member's thread ends with its queue, not before")
 }
 
 impl QueuedBytes {

@@ -20,6 +20,7 @@
 //! | `execute`, `operands` | one operation: at home, or planned and enqueued; what goes in and comes out |
 //! | `redistribute`, `read`, `transfer` | from one placement to another, to the host, to another device |
 //! | `group` | members, queues, order, failure |
+//! | `pending` | sums that are not formed yet |
 //! | `member` | what a backend does to be a member |
 //!
 //! # Feature flags
@@ -38,6 +39,7 @@ mod member;
 mod operands;
 mod ops;
 mod options;
+mod pending;
 mod read;
 mod redistribute;
 mod tensor;

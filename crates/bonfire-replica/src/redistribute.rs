@@ -116,8 +116,8 @@ impl<B: Member> Order<'_, B> {
             return;
         }
         let open = || storages.iter().filter(|storage| storage.is_open()).filter_map(|storage| storage.as_sum());
-        if scope == Scope::AllPending && open().next().is_some() && !self.group.is_early(open()) {
-            storages.extend(self.group.take_pending().into_iter().filter(|storage| storage.is_open()));
+        if scope == Scope::AllPending && open().next().is_some() && !self.group.pending.is_early(open()) {
+            storages.extend(self.group.pending.take().into_iter().filter(|storage| storage.is_open()));
         }
         let num_members = self.group.num_members();
         let mut sums = Vec::with_capacity(storages.len());
@@ -127,7 +127,7 @@ impl<B: Member> Order<'_, B> {
                 let (source, reading) = storage.parts_to_sum();
                 let target = Parts::new(num_members);
                 storage.keep_form(Placement::Replicate, target.clone());
-                sums.push(PendingSum { source, reading, target });
+                sums.push(PartsToSum { source, reading, target });
             }
             storage.settle();
         }
@@ -137,7 +137,7 @@ impl<B: Member> Order<'_, B> {
     }
 }
 
-struct PendingSum<B: Member> {
+struct PartsToSum<B: Member> {
     source: Arc<Parts<B>>,
     reading: Reading,
     target: Arc<Parts<B>>,
@@ -145,7 +145,7 @@ struct PendingSum<B: Member> {
 
 /// One multi-tensor all_reduce.
 struct SumTask<B: Member> {
-    sums: Vec<PendingSum<B>>,
+    sums: Vec<PartsToSum<B>>,
 }
 
 impl<B: Member> Task<B> for SumTask<B> {

@@ -76,8 +76,8 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     }
 
     fn float_neg(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let spec = Spec::new(tensor.shape(), tensor.dtype());
-        apply(Call::new("float_neg", aligned(vec![])).linear(), (tensor,), |_| spec, |(x,), _| B::float_neg(x))
+        let dtype = tensor.dtype();
+        on_each(elementwise("float_neg").linear(), tensor, dtype, B::float_neg)
     }
 
     additive_methods! { FloatTensor:

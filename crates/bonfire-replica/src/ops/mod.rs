@@ -31,12 +31,7 @@ pub(crate) fn unary<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    apply(
-        Call::new(name, aligned(vec![])),
-        (tensor,),
-        |(tensor,)| Spec::new(tensor.shape(), dtype),
-        move |(x,), _| body(x),
-    )
+    on_each(elementwise(name), tensor, dtype, body)
 }
 
 /// Elementwise on one tensor, and the sum of the results is the result of the sum, up to rounding.
@@ -46,12 +41,7 @@ pub(crate) fn scaling<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    apply(
-        Call::new(name, aligned(vec![])).scaling(),
-        (tensor,),
-        |(tensor,)| Spec::new(tensor.shape(), dtype),
-        move |(x,), _| body(x),
-    )
+    on_each(elementwise(name).scaling(), tensor, dtype, body)
 }
 
 /// The sum or difference of two tensors of one kind and dtype.
@@ -61,17 +51,49 @@ pub(crate) fn additive<B: Member, K: Kind<B>>(
     rhs: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    apply(
-        Call::new(name, aligned(vec![])).linear(),
-        (lhs, rhs),
-        |(lhs, rhs)| {
-            Spec::inferred(
-                same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| broadcast(&[&lhs.shape(), &rhs.shape()])),
-                lhs.dtype(),
-            )
-        },
-        move |(x, y), _| body(x, y),
-    )
+    let dtype = lhs.dtype();
+    on_pairs(elementwise(name).linear(), lhs, rhs, dtype, body)
+}
+
+/// Elementwise on two tensors of one kind, which must be of one dtype.
+pub(crate) fn arithmetic<B: Member, K: Kind<B>, O: Kind<B>>(
+    name: &'static str,
+    lhs: ReplicaTensor<B, K>,
+    rhs: ReplicaTensor<B, K>,
+    dtype: impl Into<DType>,
+    body: impl Fn(K::Primitive, K::Primitive) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    on_pairs(elementwise(name), lhs, rhs, dtype, body)
+}
+
+/// What [`unary`] and [`scaling`] share, which differ in what they say of sums.
+pub(crate) fn on_each<B: Member, I: Kind<B>, O: Kind<B>>(
+    call: Call,
+    tensor: ReplicaTensor<B, I>,
+    dtype: impl Into<DType>,
+    body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    apply(call, (tensor,), |(tensor,)| Spec::new(tensor.shape(), dtype), move |(x,), _| body(x))
+}
+
+/// What [`arithmetic`] and [`additive`] share, which differ in what they say of sums.
+fn on_pairs<B: Member, K: Kind<B>, O: Kind<B>>(
+    call: Call,
+    lhs: ReplicaTensor<B, K>,
+    rhs: ReplicaTensor<B, K>,
+    dtype: impl Into<DType>,
+    body: impl Fn(K::Primitive, K::Primitive) -> O::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, O> {
+    let spec = |(lhs, rhs): &(ReplicaTensor<B, K>, ReplicaTensor<B, K>)| {
+        let shape = same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| broadcast(&[&lhs.shape(), &rhs.shape()]));
+        Spec::inferred(shape, dtype)
+    };
+    apply(call, (lhs, rhs), spec, move |(x, y), _| body(x, y))
+}
+
+/// An operation whose ranks compute their own elements.
+pub(crate) fn elementwise(name: &'static str) -> Call {
+    Call::new(name, aligned(vec![]))
 }
 
 /// Elementwise on two tensors that broadcast.
@@ -83,30 +105,9 @@ pub(crate) fn binary<B: Member, L: Kind<B>, R: Kind<B>, O: Kind<B>>(
     body: impl Fn(L::Primitive, R::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
     apply(
-        Call::new(name, aligned(vec![])),
+        elementwise(name),
         (lhs, rhs),
         |(lhs, rhs)| Spec::inferred(broadcast(&[&lhs.shape(), &rhs.shape()]), dtype),
-        move |(x, y), _| body(x, y),
-    )
-}
-
-/// Elementwise on two tensors of one kind, which must be of one dtype.
-pub(crate) fn arithmetic<B: Member, K: Kind<B>, O: Kind<B>>(
-    name: &'static str,
-    lhs: ReplicaTensor<B, K>,
-    rhs: ReplicaTensor<B, K>,
-    dtype: impl Into<DType>,
-    body: impl Fn(K::Primitive, K::Primitive) -> O::Primitive + Send + Sync + 'static,
-) -> ReplicaTensor<B, O> {
-    apply(
-        Call::new(name, aligned(vec![])),
-        (lhs, rhs),
-        |(lhs, rhs)| {
-            Spec::inferred(
-                same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| broadcast(&[&lhs.shape(), &rhs.shape()])),
-                dtype,
-            )
-        },
         move |(x, y), _| body(x, y),
     )
 }
@@ -120,7 +121,7 @@ pub(crate) fn mask_where<B: Member, K: Kind<B>, M: Kind<B>>(
     body: impl Fn(K::Primitive, M::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     apply(
-        Call::new(name, aligned(vec![])),
+        elementwise(name),
         (tensor, mask, value),
         |(tensor, mask, value)| {
             Spec::inferred(
