@@ -1,4 +1,4 @@
-use bonfire_placement::{Op, Role, Yield};
+use bonfire_placement::{Op, Placement, Role, Yield};
 use burn_backend::{
     DType, MetadataError, Shape, TensorMetadata,
     ops::{
@@ -170,7 +170,10 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         shape.push(width);
         let work = shape.num_elements();
         let spec = Spec::new(shape, weights.dtype());
-        let op = batch_shared(vec![0, 1], vec![Role::Whole, Role::Split], vec![Yield::Split]);
+        // One row of indices is positions, say, which meet a whole batch: its own dim is followed, not chosen.
+        let is_spread = matches!(indices.placement(), Placement::Shard { .. });
+        let dims = if is_spread { vec![0, 1] } else { vec![0] };
+        let op = batch_shared(dims, vec![Role::Whole, Role::Split], vec![Yield::Split]);
         apply(Call::new("embedding", op).heavy(work), (weights, indices), |_| spec, |(w, i), _| B::embedding(w, i))
     }
 
