@@ -12,3 +12,4 @@ mod programs;
 mod runs;
 mod steps;
 mod threads;
+mod zoo;
