@@ -11,5 +11,6 @@ mod placements;
 mod programs;
 mod runs;
 mod steps;
+mod surface;
 mod threads;
 mod zoo;

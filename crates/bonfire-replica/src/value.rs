@@ -89,6 +89,10 @@ kind!(
         match value {
             Scalar::Int(0) | Scalar::UInt(0) => B::int_zeros(shape, device, dtype.into()),
             Scalar::Int(1) | Scalar::UInt(1) => B::int_ones(shape, device, dtype.into()),
+            // What changes no minimum; backends fill with numbers that fit an i64.
+            Scalar::UInt(large) if i64::try_from(large).is_err() => {
+                B::int_from_data(TensorData::full(shape, large).convert_dtype(dtype), device)
+            }
             _ => B::int_full(shape, value, device, dtype.into()),
         }
     }

@@ -1,0 +1,78 @@
+//! Every method of Burn's backend traits on members, against the plain backend: inputs in each placement, of each
+//! dtype, on 1 to 4 members with equal and unequal shares.
+
+#[macro_use]
+mod case;
+
+mod activation;
+mod boolean;
+mod compare;
+mod float;
+mod int;
+mod module;
+mod placing;
+mod quantized;
+mod report;
+mod rules;
+mod tables;
+mod values;
+
+use std::collections::BTreeSet;
+
+use burn::tensor::backend::Backend;
+
+use case::Case;
+use compare::{Suite, Tally};
+
+/// The methods of Burn's traits, a line each, as `cargo xtask ops` found them in Burn's source.
+const METHODS: &str = include_str!("methods.txt");
+
+/// # Panics
+///
+/// With all differences, if there is one.
+fn assert_no_difference(tally: &Tally) {
+    let Tally { cases, calls, failures } = tally;
+    println!("{cases} cases, {calls} calls");
+    assert!(failures.is_empty(), "{} of {calls} calls differ:\n{}", failures.len(), failures.join("\n"));
+    assert!(calls > cases);
+}
+
+macro_rules! suite {
+    ($($test:ident: $module:ident;)+) => {
+        $(
+            #[test]
+            fn $test() {
+                assert_no_difference(&Suite::new($module::cases(), $module::cases()).run());
+            }
+        )+
+
+        fn all_cases<B: Backend>() -> Vec<Case<B>> {
+            [$($module::cases()),+].into_iter().flatten().collect()
+        }
+    };
+}
+
+suite! {
+    methods_of_float_tensors_give_what_one_device_gives: float;
+    methods_of_int_tensors_give_what_one_device_gives: int;
+    methods_of_bool_tensors_give_what_one_device_gives: boolean;
+    module_operations_give_what_one_device_gives: module;
+    activations_give_what_one_device_gives: activation;
+    quantized_tensors_and_transactions_give_what_one_device_gives: quantized;
+}
+
+#[test]
+fn every_method_has_a_case_and_every_case_a_method() {
+    let methods: BTreeSet<&str> = METHODS.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
+    let cases: BTreeSet<&str> = all_cases::<burn_flex::Flex>().iter().map(|case| case.method).collect();
+    let without: Vec<_> = methods.difference(&cases).collect();
+    let unknown: Vec<_> = cases.difference(&methods).collect();
+    assert!(without.is_empty(), "without a case: {without:?}; list one in tests/replica/surface");
+    assert!(unknown.is_empty(), "no methods of Burn: {unknown:?}");
+    assert!(methods.len() > 400);
+}
+
+#[test]
+fn the_table_of_operations_says_what_they_do() {
+    report::check(&report::page());
+}
