@@ -159,7 +159,12 @@ impl Comparison<'_> {
                     let told = result.told();
                     let data = result.data();
                     assert_eq!(told.0, data.shape, "told before it was read, and read");
-                    assert!(is_same_dtype(told.1, data.dtype), "{:?} when it was read, {:?} before", data.dtype, told.1);
+                    assert!(
+                        is_same_dtype(told.1, data.dtype),
+                        "{:?} when it was read, {:?} before",
+                        data.dtype,
+                        told.1
+                    );
                     data
                 })
                 .collect();
