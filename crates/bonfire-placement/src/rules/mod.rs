@@ -2,6 +2,7 @@ mod aligned;
 mod batched;
 mod matmul;
 mod reduce;
+mod rows;
 mod views;
 
 use crate::{Lengths, PartialOp, Placement, PlacementError, Shares};
@@ -116,6 +117,14 @@ pub enum Op {
         /// One per output.
         outputs: Vec<Yield>,
     },
+    /// Ranks share rows that lie along another dim in each operand and output: items in dim 1 of one and in dim 0 of
+    /// another, or indices and what they pick. All operands with rows have as many.
+    Rows {
+        /// One per operand; `None` for one that every rank needs whole.
+        inputs: Vec<Option<usize>>,
+        /// One per output; `None` for one to which each row adds.
+        outputs: Vec<Option<usize>>,
+    },
     /// No rule: every rank gets all inputs and runs the op whole.
     Whole {
         /// How many outputs there are.
@@ -152,6 +161,7 @@ impl Op {
                 None => Err(self.shape_error(operands)),
             },
             Op::Batched { dims, roles, outputs } => batched::Batched { operands, dims, roles, outputs }.plan(sharing),
+            Op::Rows { inputs, outputs } => fitting(rows::plan(operands, inputs, outputs)),
             Op::Whole { num_outputs } => Ok(Plan::replicate(operands.len(), *num_outputs)),
         }
     }
@@ -163,6 +173,7 @@ impl Op {
             Op::Reduce { .. } | Op::ReduceAll { .. } => 1,
             Op::Matmul => 2,
             Op::Batched { roles, .. } => roles.len(),
+            Op::Rows { inputs, .. } => inputs.len(),
         };
         if operands.len() != expected {
             return Err(PlacementError::OperandCount { op: Box::new(self.clone()), expected, actual: operands.len() });

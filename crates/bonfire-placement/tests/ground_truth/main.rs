@@ -9,6 +9,7 @@ mod dense;
 mod matmul;
 mod ranks;
 mod reduce;
+mod rows;
 mod views;
 
 use std::collections::HashMap;
