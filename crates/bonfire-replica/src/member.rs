@@ -48,7 +48,7 @@ pub trait Member: Backend {
     ///
     /// # Panics
     ///
-    /// If a value is not numeric, or cannot be read.
+    /// If a value is quantized, or cannot be read.
     fn all_reduce(
         values: Vec<Value<Self>>,
         op: ReduceOp,
@@ -57,7 +57,7 @@ pub trait Member: Backend {
         let mut staged: Vec<TensorData> = values.iter().cloned().map(read).collect();
         let mut buffers = staged
             .iter_mut()
-            .map(|data| BufferMut::new(wire_type(data.dtype), &mut data.bytes))
+            .map(|data| BufferMut::new(reduced_type(data.dtype), &mut data.bytes))
             .collect::<Result<Vec<_>, _>>()?;
         communicator.all_reduce_many(&mut buffers, op)?;
         drop(buffers);
@@ -120,9 +120,8 @@ mod flex {
                 .map(|value| match value {
                     Value::Float(tensor) => (tensor, Value::Float as Wrap),
                     Value::Int(tensor) => (tensor, Value::Int as Wrap),
-                    Value::Bool(_) | Value::Quantized(_) => {
-                        panic!("only float and integer tensors are summed over members")
-                    }
+                    Value::Bool(tensor) => (tensor, Value::Bool as Wrap),
+                    Value::Quantized(_) => panic!("quantized tensors are read whole, never reduced over members"),
                 })
                 .collect();
             let mut wires = Vec::with_capacity(parts.len());
@@ -130,7 +129,7 @@ mod flex {
             let mut buffers = Vec::with_capacity(parts.len());
             for (tensor, wrap) in parts {
                 let data = tensor.into_data();
-                wires.push(wire_type(data.dtype));
+                wires.push(reduced_type(data.dtype));
                 labels.push((data.shape, data.dtype, wrap));
                 buffers.push(data.bytes);
             }
@@ -182,6 +181,14 @@ mod ndarray {
 /// With the inner backend's error, which then becomes the group's first cause.
 pub(crate) fn read<B: Backend>(value: Value<B>) -> TensorData {
     read_sync(value.into_data()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// As [`wire_type`], for what is reduced: the larger and the smaller of two bools are bools, of which only bytes know.
+fn reduced_type(dtype: DType) -> WireType {
+    match wire_type(dtype) {
+        WireType::Bool => WireType::U8,
+        other => other,
+    }
 }
 
 /// The collectives' name of a dtype.

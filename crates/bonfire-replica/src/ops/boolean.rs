@@ -92,21 +92,21 @@ impl<B: Member> BoolTensorOps<Self> for Replica<B> {
 
     fn bool_any(tensor: BoolTensor<Self>) -> BoolTensor<Self> {
         let dtype = tensor.dtype();
-        reduce_all("bool_any", tensor, Reduction::Whole, dtype, |x, _| B::bool_any(x))
+        reduce_all("bool_any", tensor, Reduction::Max, dtype, |x, _| B::bool_any(x))
     }
 
     fn bool_any_dim(tensor: BoolTensor<Self>, dim: usize) -> BoolTensor<Self> {
         let dtype = tensor.dtype();
-        along("bool_any_dim", tensor, dim, 1, dtype, move |x| B::bool_any_dim(x, dim))
+        reduce_dim("bool_any_dim", tensor, dim, Reduction::Max, dtype, move |x, _| B::bool_any_dim(x, dim))
     }
 
     fn bool_all(tensor: BoolTensor<Self>) -> BoolTensor<Self> {
         let dtype = tensor.dtype();
-        reduce_all("bool_all", tensor, Reduction::Whole, dtype, |x, _| B::bool_all(x))
+        reduce_all("bool_all", tensor, Reduction::Min, dtype, |x, _| B::bool_all(x))
     }
 
     fn bool_all_dim(tensor: BoolTensor<Self>, dim: usize) -> BoolTensor<Self> {
         let dtype = tensor.dtype();
-        along("bool_all_dim", tensor, dim, 1, dtype, move |x| B::bool_all_dim(x, dim))
+        reduce_dim("bool_all_dim", tensor, dim, Reduction::Min, dtype, move |x, _| B::bool_all_dim(x, dim))
     }
 }

@@ -278,19 +278,23 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     }
 
     fn float_any(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
-        reduce_all("float_any", tensor, Reduction::Whole, out_dtype, move |x, _| B::float_any(x, out_dtype))
+        reduce_all("float_any", tensor, Reduction::Max, out_dtype, move |x, _| B::float_any(x, out_dtype))
     }
 
     fn float_any_dim(tensor: FloatTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self> {
-        along("float_any_dim", tensor, dim, 1, out_dtype, move |x| B::float_any_dim(x, dim, out_dtype))
+        reduce_dim("float_any_dim", tensor, dim, Reduction::Max, out_dtype, move |x, _| {
+            B::float_any_dim(x, dim, out_dtype)
+        })
     }
 
     fn float_all(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
-        reduce_all("float_all", tensor, Reduction::Whole, out_dtype, move |x, _| B::float_all(x, out_dtype))
+        reduce_all("float_all", tensor, Reduction::Min, out_dtype, move |x, _| B::float_all(x, out_dtype))
     }
 
     fn float_all_dim(tensor: FloatTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self> {
-        along("float_all_dim", tensor, dim, 1, out_dtype, move |x| B::float_all_dim(x, dim, out_dtype))
+        reduce_dim("float_all_dim", tensor, dim, Reduction::Min, out_dtype, move |x, _| {
+            B::float_all_dim(x, dim, out_dtype)
+        })
     }
 
     fn float_sort(tensor: FloatTensor<Self>, dim: usize, descending: bool) -> FloatTensor<Self> {

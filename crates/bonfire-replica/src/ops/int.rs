@@ -203,19 +203,19 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
     }
 
     fn int_any(tensor: IntTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
-        reduce_all("int_any", tensor, Reduction::Whole, out_dtype, move |x, _| B::int_any(x, out_dtype))
+        reduce_all("int_any", tensor, Reduction::Max, out_dtype, move |x, _| B::int_any(x, out_dtype))
     }
 
     fn int_any_dim(tensor: IntTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self> {
-        along("int_any_dim", tensor, dim, 1, out_dtype, move |x| B::int_any_dim(x, dim, out_dtype))
+        reduce_dim("int_any_dim", tensor, dim, Reduction::Max, out_dtype, move |x, _| B::int_any_dim(x, dim, out_dtype))
     }
 
     fn int_all(tensor: IntTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
-        reduce_all("int_all", tensor, Reduction::Whole, out_dtype, move |x, _| B::int_all(x, out_dtype))
+        reduce_all("int_all", tensor, Reduction::Min, out_dtype, move |x, _| B::int_all(x, out_dtype))
     }
 
     fn int_all_dim(tensor: IntTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self> {
-        along("int_all_dim", tensor, dim, 1, out_dtype, move |x| B::int_all_dim(x, dim, out_dtype))
+        reduce_dim("int_all_dim", tensor, dim, Reduction::Min, out_dtype, move |x, _| B::int_all_dim(x, dim, out_dtype))
     }
 
     fn int_sort(tensor: IntTensor<Self>, dim: usize, descending: bool) -> IntTensor<Self> {
