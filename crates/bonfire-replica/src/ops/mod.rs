@@ -12,7 +12,7 @@ mod module;
 mod quantized;
 mod transaction;
 
-use bonfire_placement::{Op, Reduction, Role, Yield};
+use bonfire_placement::{Op, Placement, Reduction, Role, Yield};
 use burn_backend::{
     DType, MetadataError, Scalar, Shape, Slice, TensorMetadata, calculate_matmul_output,
     ops::unfold::calculate_unfold_shape,
@@ -348,8 +348,13 @@ pub(crate) fn gather<B: Member, K: Kind<B>, I: Kind<B>>(
     body: impl Fn(K::Primitive, I::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
+    let op = match shared_dim(&tensor) {
+        Some(shared) if !blocked.contains(&shared) => aligned(blocked),
+        _ if shared_dim(&indices) == Some(dim) => rows(vec![None, Some(dim)], vec![Some(dim)]),
+        _ => aligned(blocked),
+    };
     apply(
-        Call::new(name, aligned(blocked)),
+        Call::new(name, op),
         (tensor, indices),
         |(tensor, indices)| Spec::new(indices.shape(), tensor.dtype()),
         move |(x, i), _| body(x, i),
@@ -365,9 +370,12 @@ pub(crate) fn scatter<B: Member, K: Kind<B>, I: Kind<B>>(
     value: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
+    let op = match adds_to_zeros(&tensor) && [shared_dim(&indices), shared_dim(&value)].contains(&Some(dim)) {
+        true => rows(vec![None, Some(dim), Some(dim)], vec![None]),
+        false => aligned(blocked_by_indexing(dim, &tensor.shape(), &indices.shape())),
+    };
     apply(
-        Call::new(name, aligned(blocked)),
+        Call::new(name, op),
         (tensor, indices, value),
         |(tensor, ..)| Spec::new(tensor.shape(), tensor.dtype()),
         move |(x, i, v), _| body(x, i, v),
@@ -384,7 +392,11 @@ pub(crate) fn select<B: Member, K: Kind<B>, I: Kind<B>>(
 ) -> ReplicaTensor<B, K> {
     let num_indices = indices.shape().num_elements();
     let spec = Spec::inferred(with_length(tensor.shape(), dim, num_indices), tensor.dtype());
-    let call = Call::new(name, aligned(vec![dim])).planned(1);
+    let is_kept = shared_dim(&tensor).is_some_and(|shared| shared != dim);
+    let call = match !is_kept && shared_dim(&indices) == Some(0) {
+        true => Call::new(name, rows(vec![None, Some(0)], vec![Some(dim)])),
+        false => Call::new(name, aligned(vec![dim])).planned(1),
+    };
     apply(call, (tensor, indices), |_| spec, move |(x, i), _| body(x, i))
 }
 
@@ -398,7 +410,11 @@ pub(crate) fn select_assign<B: Member, K: Kind<B>, I: Kind<B>>(
     body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let spec = Spec::new(tensor.shape(), tensor.dtype());
-    let call = Call::new(name, aligned(vec![dim])).planned(2);
+    let by_rows = shared_dim(&value) == Some(dim) || shared_dim(&value).is_none() && shared_dim(&indices) == Some(0);
+    let call = match adds_to_zeros(&tensor) && by_rows {
+        true => Call::new(name, rows(vec![None, Some(dim), Some(0)], vec![None])),
+        false => Call::new(name, aligned(vec![dim])).planned(2),
+    };
     apply(call, (tensor, value, indices), |_| spec, move |(x, v, i), _| body(x, i, v))
 }
 
@@ -484,6 +500,25 @@ pub(crate) fn whole(name: &'static str) -> Call {
 /// An op family that is shared out along one of `dims`, preferred first.
 pub(crate) fn batch_shared(dims: Vec<usize>, roles: Vec<Role>, outputs: Vec<Yield>) -> Op {
     Op::Batched { dims, roles, outputs }
+}
+
+/// An op family whose rows lie along another dim in each tensor.
+pub(crate) fn rows(inputs: Vec<Option<usize>>, outputs: Vec<Option<usize>>) -> Op {
+    Op::Rows { inputs, outputs }
+}
+
+/// The dim that the members share.
+fn shared_dim<B: Member, K: Kind<B>>(tensor: &ReplicaTensor<B, K>) -> Option<usize> {
+    match tensor.placement() {
+        Placement::Shard { dim, .. } => Some(*dim),
+        Placement::Local | Placement::Fill | Placement::Replicate | Placement::Partial { .. } => None,
+    }
+}
+
+/// Whether what is added to `tensor` may be added up by each member apart: it is the gradient of what was picked. Halves
+/// are summed whole.
+fn adds_to_zeros<B: Member, K: Kind<B>>(tensor: &ReplicaTensor<B, K>) -> bool {
+    tensor.tensor.storage.is_zero_fill() && !matches!(tensor.dtype(), DType::F16 | DType::BF16)
 }
 
 /// Length of `dim`; 0 if there is no such dim, which shape inference then reports.

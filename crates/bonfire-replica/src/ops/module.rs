@@ -566,8 +566,17 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         target_lengths: IntTensor<Self>,
         blank: usize,
     ) -> FloatTensor<Self> {
+        let num_items = length(&log_probs.shape(), 1);
+        let per_item = [targets.shape(), input_lengths.shape(), target_lengths.shape()];
+        let (op, spec) = match per_item.iter().all(|shape| shape.first() == Some(&num_items)) {
+            true => (
+                rows(vec![Some(1), Some(0), Some(0), Some(0)], vec![Some(0)]),
+                Spec::new([num_items], log_probs.dtype()),
+            ),
+            false => (Op::Whole { num_outputs: 1 }, Spec::Unknown),
+        };
         let inputs = (log_probs, targets, input_lengths, target_lengths);
-        apply(whole("ctc_loss"), inputs, |_| Spec::Unknown, move |(p, t, i, l), _| B::ctc_loss(p, t, i, l, blank))
+        apply(Call::new("ctc_loss", op), inputs, |_| spec, move |(p, t, i, l), _| B::ctc_loss(p, t, i, l, blank))
     }
 
     fn has_ctc_loss_backward() -> bool {
@@ -593,8 +602,10 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
     }
 
     fn rfft(signal: FloatTensor<Self>, dim: usize, n: Option<usize>) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let call = Call::new("rfft", Op::Whole { num_outputs: 2 });
-        apply(call, (signal,), |_| (Spec::Unknown, Spec::Unknown), move |(x,), _| B::rfft(x, dim, n))
+        let size = n.unwrap_or_else(|| length(&signal.shape(), dim));
+        let spec = Spec::inferred(with_length(signal.shape(), dim, size / 2 + 1), signal.dtype());
+        let call = Call::new("rfft", Op::Aligned { blocked: vec![dim], num_outputs: 2 });
+        apply(call, (signal,), |_| (spec.clone(), spec), move |(x,), _| B::rfft(x, dim, n))
     }
 
     fn irfft(
@@ -603,12 +614,10 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         dim: usize,
         n: Option<usize>,
     ) -> FloatTensor<Self> {
-        apply(
-            whole("irfft"),
-            (spectrum_re, spectrum_im),
-            |_| Spec::Unknown,
-            move |(re, im), _| B::irfft(re, im, dim, n),
-        )
+        let size = n.unwrap_or_else(|| 2 * length(&spectrum_re.shape(), dim).saturating_sub(1));
+        let spec = Spec::inferred(with_length(spectrum_re.shape(), dim, size), spectrum_re.dtype());
+        let call = Call::new("irfft", aligned(vec![dim]));
+        apply(call, (spectrum_re, spectrum_im), |_| spec, move |(re, im), _| B::irfft(re, im, dim, n))
     }
 }
 
