@@ -14,7 +14,7 @@ use super::runs::{ALWAYS, replica};
 type B = Replica<Flex>;
 
 /// The message of the panic that `body` ends in, within ten seconds.
-fn panic_of(body: impl FnOnce()) -> String {
+pub fn panic_of(body: impl FnOnce()) -> String {
     let start = Instant::now();
     let panic = catch_unwind(AssertUnwindSafe(body)).expect_err("it should have panicked");
     assert!(start.elapsed() < Duration::from_secs(10));

@@ -8,6 +8,8 @@ mod faults;
 mod models;
 mod operations;
 mod placements;
+mod probe;
+mod probe_tests;
 mod programs;
 mod runs;
 mod steps;

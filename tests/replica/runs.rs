@@ -24,8 +24,13 @@ pub fn draw_alone() -> MutexGuard<'static, ()> {
 
 /// A replica of `num_members` default devices.
 pub fn replica<B: Member>(num_members: usize, spread: Spread) -> ReplicaDevice<B> {
+    replica_of(vec![B::Device::default(); num_members], spread)
+}
+
+/// A replica of these devices.
+pub fn replica_of<B: Member>(devices: Vec<B::Device>, spread: Spread) -> ReplicaDevice<B> {
     let options = ReplicaOptions { spread, timeout: std::time::Duration::from_secs(60), ..Default::default() };
-    ReplicaDevice::with_options(vec![B::Device::default(); num_members], options).unwrap()
+    ReplicaDevice::with_options(devices, options).unwrap()
 }
 
 /// Small models are spread as soon as an operation is shared at all, not only when it pays.

@@ -1,0 +1,296 @@
+//! What members see of a replica's work: which operations run on them, what those hold, and what their failures do.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    time::{Duration, Instant},
+};
+
+use bonfire::{Replica, ReplicaDevice};
+use burn::{
+    backend::Autodiff,
+    module::AutodiffModule,
+    nn::loss::CrossEntropyLossConfig,
+    optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig, momentum::MomentumConfig},
+    tensor::{Distribution, Int, Tensor, TensorData, activation, backend::Backend},
+};
+use burn_flex::{Flex, FlexDevice};
+
+use super::{
+    faults::panic_of,
+    models::{Classifier, Cnn, Mlp},
+    probe::{Fault, Probe, ProbeDevice},
+    runs::{ALWAYS, Run, draw_alone, floats, replica, replica_of, train},
+};
+
+type B = Replica<Probe>;
+type Ad = Autodiff<B>;
+
+/// Waits for members to let go of what was queued.
+///
+/// # Panics
+///
+/// If a tensor stays alive.
+fn assert_nothing_lives(devices: &[ProbeDevice], context: &dyn Debug) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let live = || devices.iter().map(|device| device.num_live_tensors()).collect::<Vec<_>>();
+    while live().iter().any(|&num| num > 0) {
+        assert!(Instant::now() < deadline, "{:?} tensors outlive {context:?}", live());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_probe_computes_what_flex_computes_alone_and_as_a_member() {
+    let _alone = draw_alone();
+    fn assert_same(probe: Run, flex: Run, context: &str) {
+        assert!(flex.losses.iter().all(|loss| loss.is_finite()));
+        assert_eq!(probe, flex, "{context}");
+    }
+    let plain = ProbeDevice::fresh(1)[0];
+    assert_same(
+        train::<Autodiff<Probe>, Mlp<_>>(&plain, 7, 5),
+        train::<Autodiff<Flex>, Mlp<_>>(&FlexDevice, 7, 5),
+        "plain MLP",
+    );
+    assert_same(
+        train::<Autodiff<Probe>, Cnn<_>>(&plain, 7, 5),
+        train::<Autodiff<Flex>, Cnn<_>>(&FlexDevice, 7, 5),
+        "plain CNN",
+    );
+    assert_nothing_lives(&[plain], &"plain runs");
+    for num_members in 1..=3 {
+        let devices = ProbeDevice::fresh(num_members);
+        let probe = replica_of::<Probe>(devices.clone(), ALWAYS);
+        let flex = replica::<Flex>(num_members, ALWAYS);
+        assert_same(
+            train::<Ad, Mlp<_>>(&probe, 7, 5),
+            train::<Autodiff<Replica<Flex>>, Mlp<_>>(&flex, 7, 5),
+            &format!("MLP, {num_members} members"),
+        );
+        assert_same(
+            train::<Ad, Cnn<_>>(&probe, 7, 5),
+            train::<Autodiff<Replica<Flex>>, Cnn<_>>(&flex, 7, 5),
+            &format!("CNN, {num_members} members"),
+        );
+        // The replica itself is still there: it holds no tensor back.
+        assert_nothing_lives(&devices, &format!("runs on {num_members} members"));
+    }
+}
+
+#[test]
+fn a_tensor_is_alive_as_long_as_a_handle_of_it() {
+    let devices = ProbeDevice::fresh(2);
+    let device = replica_of::<Probe>(devices.clone(), ALWAYS);
+    let x = Tensor::<B, 2>::ones([8, 4], &device).matmul(floats(1, [4, 4], &device));
+    let y = x.clone() * 2.0;
+    B::sync(&device).unwrap();
+    assert!(devices.iter().all(|device| device.num_live_tensors() > 0));
+    drop((x, y));
+    assert_nothing_lives(&devices, &"two tensors");
+}
+
+/// One training step, what a metric makes of its output, and operations of other kinds, all on the members; ends when
+/// everything has run.
+fn program(device: &ReplicaDevice<Probe>) {
+    let model = Cnn::<Ad>::init(device);
+    let images = floats::<Ad, 4>(3, [9, 1, 12, 12], device);
+    let labels = Tensor::<Ad, 1, Int>::from_data(TensorData::from([1i64, 2, 3, 4, 5, 6, 7, 8, 9]), device);
+    let logits = model.forward(images);
+    let loss = CrossEntropyLossConfig::new().init(device).forward(logits.clone(), labels.clone());
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    let model = AdamConfig::new().init().step(1e-3, model, grads);
+
+    let (logits, labels) = (logits.inner(), labels.inner());
+    let classes = logits.clone().argmax(1).reshape([9]);
+    let right = classes.clone().equal(labels);
+    let far = (classes * 3 + 1).greater_elem(12).bool_or(right.clone().bool_not());
+    let masked = logits.clone().mask_fill(far.unsqueeze_dim::<2>(1).expand([9, 10]), 0.5);
+    let drawn = Tensor::<B, 2>::random([9, 10], Distribution::Default, device);
+    let mixed = activation::softmax(activation::gelu(masked) + drawn, 1) * activation::sigmoid(logits.clone());
+    let sorted = Tensor::cat(vec![mixed.sort(1), logits], 0);
+
+    assert!(loss.into_scalar().is_finite());
+    assert!(right.int().sum().into_scalar() <= 9);
+    assert!(sorted.sum().into_scalar().is_finite());
+    drop(model);
+    B::sync(device).unwrap();
+}
+
+/// The names of the operations of one member while `program` runs, in order.
+fn operations_of(rank: usize) -> Vec<&'static str> {
+    let devices = ProbeDevice::fresh(3);
+    let device = replica_of::<Probe>(devices.clone(), ALWAYS);
+    let recording = devices[rank].record();
+    program(&device);
+    let names = recording.take().into_iter().map(|record| record.name).collect();
+    assert_nothing_lives(&devices, &"a program that ran");
+    names
+}
+
+/// Runs `program` on three members, of which `rank` fails as `set` says; gives the message that the caller gets.
+fn message_of_failure(rank: usize, set: impl FnOnce(ProbeDevice)) -> String {
+    let devices = ProbeDevice::fresh(3);
+    let device = replica_of::<Probe>(devices.clone(), ALWAYS);
+    set(devices[rank]);
+    let message = panic_of(|| program(&device));
+    if rank > 0 {
+        // The home device fails on the caller's own thread, too, and then nothing is broken.
+        let cause = device.broken().unwrap_or_else(|| panic!("not broken after: {message}")).to_string();
+        assert!(message.contains(&cause), "{message}, but the first cause is {cause}");
+        assert!(cause.contains(&format!("member {rank}")), "{cause}");
+    }
+    drop(device);
+    assert_nothing_lives(&devices, &message);
+    message
+}
+
+#[test]
+fn a_member_that_fails_anywhere_in_a_step_stops_the_caller_with_its_cause_and_nobody_else() {
+    let _alone = draw_alone();
+    let bystander = replica_of::<Probe>(ProbeDevice::fresh(2), ALWAYS);
+    let kept = Tensor::<B, 2>::ones([8, 4], &bystander).matmul(Tensor::ones([4, 4], &bystander));
+    for rank in 0..3 {
+        let names = operations_of(rank);
+        for (index, fault) in
+            (0..names.len()).step_by(names.len() / 16).zip([Fault::OutOfMemory, Fault::Panic].repeat(9))
+        {
+            let message = message_of_failure(rank, |device| device.fail_at(index, fault));
+            assert!(message.contains(fault.text()), "{message}");
+            // Member 0's device is the caller's too: two threads, in no fixed order.
+            let expected = if rank == 0 { &names[..] } else { &names[index..=index] };
+            let named = |name: &&str| message.contains(&format!("{name} on ProbeDevice"));
+            assert!(expected.iter().any(named), "{message}, where {index} is {}", names[index]);
+            assert_eq!((kept.clone() * 2.0).sum().into_scalar(), 8.0 * 4.0 * 4.0 * 2.0);
+        }
+    }
+    assert!(bystander.broken().is_none());
+}
+
+#[test]
+fn every_operation_that_a_member_runs_may_fail() {
+    let _alone = draw_alone();
+    let mut names = operations_of(1);
+    names.sort_unstable();
+    names.dedup();
+    // Module, activation, float, int and bool operations, and what members do among themselves.
+    for name in ["conv2d", "max_pool2d_with_indices", "relu", "softmax", "float_matmul", "float_sum_dim"] {
+        assert!(names.contains(&name), "{name} is none of {names:?}");
+    }
+    for name in ["float_argmax", "int_equal", "int_mul_scalar", "bool_not", "bool_into_int", "move_to", "all_reduce"] {
+        assert!(names.contains(&name), "{name} is none of {names:?}");
+    }
+    for name in names {
+        let message = message_of_failure(1, |device| device.fail_in(name, Fault::OutOfMemory));
+        assert!(message.contains(&format!("{name} on ProbeDevice")) && message.contains("out of memory"), "{message}");
+    }
+}
+
+#[test]
+fn a_draw_that_fails_on_the_home_device_breaks_nothing() {
+    let _alone = draw_alone();
+    let devices = ProbeDevice::fresh(2);
+    let device = replica_of::<Probe>(devices.clone(), ALWAYS);
+    devices[0].fail_in("float_random", Fault::OutOfMemory);
+    let message = panic_of(|| program(&device));
+    assert!(message.contains("float_random") && message.contains("out of memory"), "{message}");
+    assert!(device.broken().is_none());
+    devices[0].heal();
+    program(&device);
+    assert_nothing_lives(&devices, &"a failed draw and a program");
+}
+
+/// Bytes allocated by each method, in one step.
+type Allocations = BTreeMap<&'static str, usize>;
+
+/// What `watched` allocates in the third training step, with everything that step enqueued.
+fn allocations_of_step<I, M, O>(
+    device: &I::Device,
+    watched: ProbeDevice,
+    batch_size: usize,
+    optimizer: O,
+) -> Allocations
+where
+    I: Backend,
+    M: Classifier<Autodiff<I>> + AutodiffModule<Autodiff<I>>,
+    O: Optimizer<M, Autodiff<I>>,
+{
+    let mut optimizer = optimizer;
+    let mut model = M::init(device);
+    let loss_fn = CrossEntropyLossConfig::new().init(device);
+    let mut allocations = Allocations::new();
+    for step in 0..3 {
+        I::sync(device).unwrap();
+        let recording = watched.record();
+        let images = floats::<Autodiff<I>, 4>(step, [batch_size, 1, 12, 12], device);
+        let labels: Vec<i64> = (0..batch_size as i64).map(|item| item % 10).collect();
+        let labels = Tensor::<Autodiff<I>, 1, Int>::from_data(TensorData::from(labels.as_slice()), device);
+        let loss = loss_fn.forward(model.forward(images), labels);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(1e-3, model, grads);
+        I::sync(device).unwrap();
+        allocations.clear();
+        for record in recording.take() {
+            *allocations.entry(record.name).or_default() += record.allocated_bytes;
+        }
+    }
+    allocations
+}
+
+/// Of a plain device with a batch, and of the second of two members with two batches: that member has no home tensors.
+fn plain_and_member<P, R>(
+    plain_optimizer: impl Optimizer<P, Autodiff<Probe>>,
+    optimizer: impl Optimizer<R, Ad>,
+) -> (Allocations, Allocations)
+where
+    P: Classifier<Autodiff<Probe>> + AutodiffModule<Autodiff<Probe>>,
+    R: Classifier<Ad> + AutodiffModule<Ad>,
+{
+    const BATCH_SIZE: usize = 8;
+    let plain = ProbeDevice::fresh(1)[0];
+    let members = ProbeDevice::fresh(2);
+    let replica = replica_of::<Probe>(members.clone(), ALWAYS);
+    (
+        allocations_of_step::<Probe, P, _>(&plain, plain, BATCH_SIZE, plain_optimizer),
+        allocations_of_step::<B, R, _>(&replica, members[1], 2 * BATCH_SIZE, optimizer),
+    )
+}
+
+/// The methods in which a member allocates more than a plain device, as lines of a table.
+fn excess(name: &str, (plain, member): &(Allocations, Allocations)) -> String {
+    let total = |allocations: &Allocations| allocations.values().sum::<usize>();
+    let mut lines = format!("{name}: plain {} bytes, member {} bytes\n", total(plain), total(member));
+    for (method, &bytes) in member {
+        let plain = plain.get(method).copied().unwrap_or(0);
+        if bytes > plain {
+            lines += &format!("    {method:32} plain {plain:8} member {bytes:8} excess {:8}\n", bytes - plain);
+        }
+    }
+    lines
+}
+
+#[test]
+fn layers_hold_on_a_member_what_they_hold_on_a_device_with_its_share_of_the_batch() {
+    let _alone = draw_alone();
+    macro_rules! compare {
+        ($($model:ident $name:literal $config:expr;)*) => {$({
+            let allocations = plain_and_member::<$model<_>, $model<_>>($config.init(), $config.init());
+            println!("{}", excess(concat!(stringify!($model), ", ", $name), &allocations));
+            let (plain, member) = allocations;
+            for layer in ["conv2d", "float_matmul", "relu", "max_pool2d_with_indices"] {
+                assert_eq!(plain.get(layer), member.get(layer), "{layer} of {}", stringify!($model));
+            }
+            assert!(plain["float_matmul"] > 0);
+        })*};
+    }
+    compare! {
+        Mlp "SGD" SgdConfig::new();
+        Mlp "momentum" SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+        Mlp "Adam" AdamConfig::new();
+        Mlp "AdamW" AdamWConfig::new();
+        Cnn "SGD" SgdConfig::new();
+        Cnn "momentum" SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+        Cnn "Adam" AdamConfig::new();
+        Cnn "AdamW" AdamWConfig::new();
+    }
+}
