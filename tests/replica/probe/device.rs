@@ -19,7 +19,8 @@ pub struct ProbeDevice {
 pub struct OpRecord {
     /// The method of the backend.
     pub name: &'static str,
-    /// Bytes of its outputs' buffers that are not buffers of its inputs: views, and results made in place, have none.
+    /// Bytes of its outputs' buffers that are not buffers of its input tensors: views, and results made in place, have
+    /// none. (Where Flex frees an input before it allocates the output, the allocator may give the same address again.)
     pub allocated_bytes: usize,
 }
 
