@@ -62,4 +62,4 @@ pub use error::PlacementError;
 pub use lengths::{Lengths, Shares};
 pub use placement::{PartialOp, Placement};
 pub use redistribute::{Redistribution, redistribute};
-pub use rules::{Op, Operand, Plan, Reduction, Role, Yield};
+pub use rules::{Op, Operand, Plan, Reduction, Role, Yield, reshape_stored};

@@ -8,7 +8,7 @@ use burn_backend::{DType, MetadataError, Scalar, Shape};
 use crossbeam_channel::{Sender, bounded};
 
 use crate::{
-    Member, ReplicaDevice, Spread,
+    Member, ReplicaDevice, Spread, expand,
     group::{MemberContext, Order, Task},
     operands::{Inputs, Outputs},
     redistribute::{Scope, Source},
@@ -26,6 +26,8 @@ pub(crate) struct Call {
     /// The rule speaks of the first `num_planned` inputs; those after them (indices, say) are needed whole.
     pub(crate) num_planned: usize,
     pub(crate) linearity: Linearity,
+    /// Whether each element of the output is made of the elements that broadcasting puts beside each other.
+    pub(crate) is_elementwise: bool,
 }
 
 /// Whether an operation on sums that are not formed yet can run on their parts.
@@ -42,7 +44,12 @@ pub(crate) enum Linearity {
 
 impl Call {
     pub(crate) fn new(name: &'static str, op: Op) -> Self {
-        Self { name, op, work: 0, num_planned: usize::MAX, linearity: Linearity::Nonlinear }
+        Self { name, op, work: 0, num_planned: usize::MAX, linearity: Linearity::Nonlinear, is_elementwise: false }
+    }
+
+    /// An operation whose members compute their own elements.
+    pub(crate) fn elementwise(name: &'static str) -> Self {
+        Self { is_elementwise: true, ..Self::new(name, Op::Aligned { blocked: Vec::new(), num_outputs: 1 }) }
     }
 
     pub(crate) fn heavy(self, work: usize) -> Self {
@@ -96,6 +103,7 @@ pub(crate) struct Part<'a> {
     rank: usize,
     /// One per output; empty at home.
     placements: &'a [Placement],
+    /// Empty if the body's own word holds.
     outputs: &'a [Known],
 }
 
@@ -103,10 +111,11 @@ impl Part<'_> {
     /// All of it, at home.
     const WHOLE: Part<'static> = Part { rank: 0, placements: &[], outputs: &[] };
 
-    /// The shape that this member's part of output `index` must have.
+    /// The shape that this part of output `index` must have, of a whole that the caller asked to be of shape `whole`.
     pub(crate) fn shape(&self, index: usize, whole: &Shape) -> Shape {
+        let whole = self.outputs.get(index).map_or(whole, |output| &output.shape);
         match self.placements.get(index) {
-            Some(placement) => Shape::from(placement.local_shape(&self.outputs[index].shape, self.rank)),
+            Some(placement) => Shape::from(placement.local_shape(whole, self.rank)),
             None => whole.clone(),
         }
     }
@@ -135,31 +144,80 @@ where
 {
     let device = inputs.device(call.name).clone();
     device.group.assert_whole();
-    let at_home = inputs.is_home();
-    if at_home && !worth_spreading(&call, &device) {
+    if inputs.is_home() && !worth_spreading(&call, &device) {
         // The way of every operation while nothing is spread: no more than the inner backend's own call, and a handle.
         return O::at_home(body(inputs.into_home(), &Part::WHOLE), &device);
     }
     let specs = O::specs(specs(&inputs));
-    let erased = inputs.erase();
-    let known = resolve(&call, &erased, &specs);
-    let whole = Op::Whole { num_outputs: specs.len() };
-    let plan = plan(&call, if known.is_some() { &call.op } else { &whole }, &erased, &device);
-    let splits = |placement: &Placement| !matches!(placement, Placement::Replicate);
-    if at_home && !plan.outputs.iter().any(splits) {
-        let values = erased.into_iter().map(|input| input.map(Tensor::into_home)).collect();
-        return O::at_home(body(I::restore(values), &Part::WHOLE), &device);
+    O::restore(apply_erased::<B, I, O>(call, inputs.erase(), &specs, &device, body))
+}
+
+/// As [`apply`], where some input is not simply at home or the operation is worth spreading.
+fn apply_erased<B, I, O>(
+    mut call: Call,
+    mut inputs: Vec<Option<Tensor<B>>>,
+    specs: &[Spec],
+    device: &ReplicaDevice<B>,
+    body: impl Fn(I::Primitives, &Part) -> O::Primitives + Send + Sync + 'static,
+) -> Vec<Tensor<B>>
+where
+    B: Member,
+    I: Inputs<B>,
+    O: Outputs<B>,
+{
+    let mut known = resolve(&call, &inputs, specs);
+    let mut expanded = None;
+    if let Some([output]) = known.as_deref_mut() {
+        if expand::repeats_storage(&call.op, &inputs) {
+            let input = inputs.into_iter().flatten().next().expect("a view has an input");
+            return vec![Tensor { shape: output.shape.clone(), ..input }];
+        }
+        if let Some(stored) = expand::store_small(&mut call.op, call.is_elementwise, &mut inputs, &output.shape) {
+            expanded = Some(std::mem::replace(&mut output.shape, stored));
+        }
     }
 
-    let is_statistic = gives_statistic(&call.op, &erased);
+    let whole = Op::Whole { num_outputs: specs.len() };
+    let plan = plan(&call, if known.is_some() { &call.op } else { &whole }, &inputs, device);
+    let is_spread = inputs.iter().flatten().any(|input| input.storage.placement.is_spread());
+    let is_split = plan.outputs.iter().any(|placement| !matches!(placement, Placement::Replicate));
+    let mut outputs = if is_spread || is_split && worth_spreading(&call, device) {
+        apply_spread::<B, I, O>(&call, inputs, known, plan, device, body)
+    } else {
+        let values = inputs.into_iter().map(|input| input.map(Tensor::into_home)).collect();
+        let part = Part { outputs: known.as_deref().unwrap_or_default(), ..Part::WHOLE };
+        let results = O::erase(body(I::restore(values), &part));
+        results.into_iter().map(|value| Tensor::at_home(value, device)).collect()
+    };
+    if let Some(shape) = expanded {
+        outputs[0].shape = shape;
+    }
+    outputs
+}
+
+/// Runs the body on every member.
+fn apply_spread<B, I, O>(
+    call: &Call,
+    inputs: Vec<Option<Tensor<B>>>,
+    known: Option<Vec<Known>>,
+    plan: Plan,
+    device: &ReplicaDevice<B>,
+    body: impl Fn(I::Primitives, &Part) -> O::Primitives + Send + Sync + 'static,
+) -> Vec<Tensor<B>>
+where
+    B: Member,
+    I: Inputs<B>,
+    O: Outputs<B>,
+{
+    let is_statistic = gives_statistic(&call.op, &inputs);
     let (reply, replies) = known.is_none().then(|| bounded(1)).unzip();
     let parts: Vec<_> = plan.outputs.iter().map(|_| Parts::new(device.num_members())).collect();
     let order = device.group.order();
-    form_sums(&order, &erased, &plan);
+    form_sums(&order, &inputs, &plan);
     let task = OpTask::<B, _> {
         name: call.name,
         idle: idle_members(&plan, device.num_members()),
-        sources: sources(&order, erased, plan.inputs),
+        sources: sources(&order, inputs, plan.inputs, call.is_elementwise),
         targets: parts.clone(),
         placements: plan.outputs.clone(),
         outputs: known.clone(),
@@ -176,20 +234,23 @@ where
         told.into_iter().next().expect("the first member tells").1
     });
     let outputs = known.into_iter().zip(plan.outputs).zip(parts).map(|((known, placement), parts)| {
+        let Known { shape, dtype } = known;
         let storage = match placement {
-            Placement::Partial { op: PartialOp::Sum } => device.group.pending.add(parts, is_statistic),
-            placement => Arc::new(Storage::spread(placement, parts)),
+            Placement::Partial { op: PartialOp::Sum } => {
+                device.group.pending.add(shape.clone(), dtype, parts, is_statistic)
+            }
+            placement => Arc::new(Storage::spread(placement, shape.clone(), dtype, parts)),
         };
-        Tensor { shape: known.shape, dtype: known.dtype, device: device.clone(), storage }
+        Tensor { shape, device: device.clone(), storage }
     });
-    O::restore(outputs.collect())
+    outputs.collect()
 }
 
 impl<B: Member> Tensor<B> {
     /// Shares a fresh tensor out along dim 0 if the device is set to do so at once.
     pub(crate) fn spread_if_eager(self) -> Self {
         let group = &self.device.group;
-        let quantized = matches!(self.dtype, DType::QFloat(_));
+        let quantized = matches!(self.storage.dtype, DType::QFloat(_));
         if group.options.spread != Spread::Eager || quantized {
             return self;
         }
@@ -200,13 +261,13 @@ impl<B: Member> Tensor<B> {
             }
             _ => Placement::Replicate,
         };
-        let Self { shape, dtype, device, .. } = self.clone();
+        let (shape, dtype, device) = (self.shape.clone(), self.storage.dtype, self.device.clone());
         let order = device.group.order();
         let Source::Parts { parts, .. } = order.source(self, &placement, Reading::Take) else {
             panic!("a fresh tensor is no fill")
         };
         drop(order);
-        Tensor::new(shape, dtype, device, Storage::spread(placement, parts))
+        Tensor::new(shape.clone(), device, Storage::spread(placement, shape, dtype, parts))
     }
 }
 
@@ -281,21 +342,24 @@ fn sources<B: Member>(
     order: &Order<B>,
     inputs: Vec<Option<Tensor<B>>>,
     placements: Vec<Placement>,
+    is_elementwise: bool,
 ) -> Vec<Option<Source<B>>> {
     let mut placements = placements.into_iter();
     let mut earlier: Vec<*const Storage<B>> = Vec::with_capacity(inputs.len());
-    inputs
-        .into_iter()
-        .map(|input| {
-            let input = input?;
+    let mut sources = Vec::with_capacity(inputs.len());
+    for (index, input) in inputs.into_iter().enumerate() {
+        sources.push(input.map(|input| {
             let storage = Arc::as_ptr(&input.storage);
             // One tensor may come twice, in two placements: what the first reading needs must not be used up by the
             // move that the second one asks for, since moves run before the operation.
             let moving = if earlier.contains(&storage) { Reading::Share } else { Reading::Take };
             earlier.push(storage);
-            Some(order.source(input, &placements.next().unwrap_or(Placement::Replicate), moving))
-        })
-        .collect()
+            let source = order.source(input, &placements.next().unwrap_or(Placement::Replicate), moving);
+            // A second operand is broadcast by the operation itself.
+            if is_elementwise && index > 0 { source.as_view() } else { source }
+        }));
+    }
+    sources
 }
 
 /// Per member: whether it holds nothing of what is shared out.
@@ -396,7 +460,7 @@ impl<B: Member> std::fmt::Display for Shapes<'_, B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (index, input) in self.0.iter().flatten().enumerate() {
             let separator = if index == 0 { "" } else { ", " };
-            write!(f, "{separator}{} {:?}", input.shape, input.dtype)?;
+            write!(f, "{separator}{} {:?}", input.shape, input.storage.dtype)?;
         }
         Ok(())
     }

@@ -18,6 +18,7 @@
 //! | `tensor`, `value` | a tensor, its placement and its parts |
 //! | `ops` | Burn's operation traits: each method names its op family |
 //! | `execute`, `operands` | one operation: at home, or planned and enqueued; what goes in and comes out |
+//! | `expand` | tensors that are stored smaller than they are |
 //! | `redistribute`, `read`, `transfer` | from one placement to another, to the host, to another device |
 //! | `group` | members, queues, order, failure |
 //! | `pending` | sums that are not formed yet |
@@ -34,6 +35,7 @@ mod backend;
 mod device;
 mod error;
 mod execute;
+mod expand;
 mod group;
 mod member;
 mod operands;

@@ -93,11 +93,12 @@ mod flex {
         }
 
         /// Members share memory. A part that is a view into a larger buffer is copied out of it: it would keep the whole
-        /// alive, could not be changed in place, and Flex reduces a strided view of a larger buffer wrongly.
+        /// alive, could not be changed in place, and Flex reduces a strided view of a larger buffer wrongly. So is one
+        /// that repeats a smaller buffer: Flex is slow on those, and sums some wrongly.
         fn move_to(value: Value<Self>, _device: &FlexDevice) -> Value<Self> {
             let own = |tensor: FlexTensor| {
                 let num_bytes = tensor.layout().shape().num_elements() * tensor.dtype().size();
-                if tensor.bytes().len() > num_bytes { tensor.to_contiguous() } else { tensor }
+                if tensor.bytes().len() == num_bytes { tensor } else { tensor.to_contiguous() }
             };
             match value {
                 Value::Float(tensor) => Value::Float(own(tensor)),

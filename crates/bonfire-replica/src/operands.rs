@@ -17,7 +17,7 @@ pub(crate) trait Inputs<B: Member> {
     ///
     /// If they are on different devices.
     fn device(&self, operation: &str) -> &ReplicaDevice<B>;
-    /// Whether all of them are at home.
+    /// Whether all of them are at home, with no more to do than to hand them over.
     fn is_home(&self) -> bool;
     /// # Panics
     ///
@@ -41,19 +41,19 @@ impl<B: Member, K: Kind<B>> Input<B> for ReplicaTensor<B, K> {
     type Primitive = K::Primitive;
 
     fn device(&self) -> Option<&ReplicaDevice<B>> {
-        Some(&self.tensor.device)
+        Some(self.device_ref())
     }
 
     fn is_home(&self) -> bool {
-        !self.placement().is_spread()
+        ReplicaTensor::is_home(self)
     }
 
     fn into_home(self) -> Self::Primitive {
-        K::restore(self.tensor.into_home())
+        ReplicaTensor::into_home(self)
     }
 
     fn erase(self) -> Option<Tensor<B>> {
-        Some(self.tensor)
+        Some(ReplicaTensor::erase(self))
     }
 
     fn restore(value: Option<Value<B>>) -> Self::Primitive {
@@ -77,7 +77,7 @@ impl<B: Member, K: Kind<B>> Input<B> for Option<ReplicaTensor<B, K>> {
     }
 
     fn erase(self) -> Option<Tensor<B>> {
-        self.map(|input| input.tensor)
+        self.map(ReplicaTensor::erase)
     }
 
     fn restore(value: Option<Value<B>>) -> Self::Primitive {
@@ -175,7 +175,7 @@ impl<B: Member, K: Kind<B>> Outputs<B> for ReplicaTensor<B, K> {
     }
 
     fn at_home(result: K::Primitive, device: &ReplicaDevice<B>) -> Self {
-        Self::new(Tensor::at_home(K::erase(result), device))
+        ReplicaTensor::at_home(result, device)
     }
 
     fn erase(result: K::Primitive) -> Vec<Value<B>> {

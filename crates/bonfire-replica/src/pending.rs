@@ -9,6 +9,8 @@ use std::{
     thread::{self, ThreadId},
 };
 
+use burn_backend::{DType, Shape};
+
 use crate::{
     Member,
     tensor::{Parts, Storage, Sum},
@@ -43,11 +45,11 @@ impl<B: Member> Default for ThreadSums<B> {
 
 impl<B: Member> PendingSums<B> {
     /// A new sum of the calling thread, in parts, to be formed together with its others.
-    pub(crate) fn add(&self, parts: Arc<Parts<B>>, statistic: bool) -> Arc<Storage<B>> {
+    pub(crate) fn add(&self, shape: Shape, dtype: DType, parts: Arc<Parts<B>>, statistic: bool) -> Arc<Storage<B>> {
         /// Sums that were never asked for, and threads that have ended, are forgotten now and then.
         const CLEAN_EVERY: u64 = 256;
         let number = self.num_sums.fetch_add(1, Ordering::Relaxed) + 1;
-        let storage = Arc::new(Storage::partial(parts, Sum::new(number, statistic)));
+        let storage = Arc::new(Storage::partial(shape, dtype, parts, Sum::new(number, statistic)));
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         if number.is_multiple_of(CLEAN_EVERY) {
             threads.retain(|_, sums| {

@@ -12,7 +12,8 @@ use crate::{
     group::{MemberContext, Task},
     member,
     redistribute::{Scope, Source},
-    tensor::{Reading, Tensor},
+    tensor::{Reading, ReplicaTensor},
+    value::Kind,
 };
 
 /// Reads the whole tensor. Values at home are read as the inner backend does; a replicated one is read from the first
@@ -26,13 +27,16 @@ use crate::{
 ///
 /// With the first cause, if the group is broken or breaks before the values are there: an error returned here would
 /// reach the user of Burn's metrics without its message.
-pub(crate) async fn into_data<B: Member>(tensor: Tensor<B>) -> Result<TensorData, ExecutionError> {
-    if !tensor.storage.placement.is_spread() {
-        tensor.device.group.assert_whole();
-        return tensor.into_home().into_data().await;
+pub(crate) async fn into_data<B: Member, K: Kind<B>>(
+    tensor: ReplicaTensor<B, K>,
+) -> Result<TensorData, ExecutionError> {
+    if !tensor.placement().is_spread() {
+        tensor.device_ref().group.assert_whole();
+        return K::erase(tensor.into_home()).into_data().await;
     }
+    let tensor = tensor.erase();
     let device = tensor.device.clone();
-    let (shape, dtype) = (tensor.shape.clone(), tensor.dtype);
+    let (shape, dtype) = (tensor.shape.clone(), tensor.storage.dtype);
     let placement = match &tensor.storage.placement {
         Placement::Partial { .. } => Placement::Replicate,
         own => own.clone(),

@@ -18,23 +18,51 @@ pub(crate) enum Source<B: Member> {
     Parts {
         parts: Arc<Parts<B>>,
         reading: Reading,
+        /// For a tensor that is stored smaller than it is.
+        expansion: Option<Expansion>,
     },
     /// Made on the spot by each member.
-    Fill {
-        fill: Fill<B>,
-        placement: Placement,
-        shape: Shape,
-        dtype: DType,
-    },
+    Fill { fill: Fill<B>, whole: Whole, dtype: DType },
+}
+
+/// A global shape, and how the members share it.
+pub(crate) struct Whole {
+    shape: Shape,
+    placement: Placement,
+}
+
+impl Whole {
+    fn local_shape(&self, rank: usize) -> Shape {
+        Shape::from(self.placement.local_shape(&self.shape, rank))
+    }
+}
+
+/// How a member gets its part of a tensor from a smaller stored one.
+pub(crate) struct Expansion {
+    to: Whole,
+    /// Repeated without a copy: for those that broadcast anyway.
+    is_view: bool,
 }
 
 impl<B: Member> Source<B> {
+    /// As it is, but a stored value that is smaller is only viewed as a larger one.
+    pub(crate) fn as_view(mut self) -> Self {
+        if let Source::Parts { expansion: Some(expansion), .. } = &mut self {
+            expansion.is_view = true;
+        }
+        self
+    }
+
     pub(crate) fn fetch(&self, member: &MemberContext<B>) -> Value<B> {
         match self {
-            Source::Parts { parts, reading } => parts.read(member.rank, *reading),
-            Source::Fill { fill, placement, shape, dtype } => {
-                let shape = Shape::from(placement.local_shape(shape, member.rank));
-                (fill.full)(shape, fill.value, &member.device, *dtype)
+            Source::Parts { parts, reading, expansion: None } => parts.read(member.rank, *reading),
+            Source::Parts { parts, reading, expansion: Some(expansion) } => {
+                let stored = parts.read(member.rank, *reading);
+                let view = stored.expanded(expansion.to.local_shape(member.rank));
+                if expansion.is_view { view } else { B::move_to(view, &member.device) }
+            }
+            Source::Fill { fill, whole, dtype } => {
+                (fill.full)(whole.local_shape(member.rank), fill.value, &member.device, *dtype)
             }
         }
     }
@@ -45,21 +73,18 @@ impl<B: Member> Order<'_, B> {
     /// makes them if nobody has needed that form before. `moving` says whether that task may use up the parts it starts
     /// from when this is the last handle.
     pub(crate) fn source(&self, tensor: Tensor<B>, placement: &Placement, moving: Reading) -> Source<B> {
-        let Tensor { shape, dtype, storage, .. } = tensor;
+        let (stored, is_expanded) = (tensor.stored_placement(placement), tensor.is_expanded());
+        let Tensor { shape, storage, .. } = tensor;
+        let whole = Whole { shape, placement: placement.clone() };
         if let Some(fill) = storage.as_fill() {
-            return Source::Fill { fill, placement: placement.clone(), shape, dtype };
+            return Source::Fill { fill, whole, dtype: storage.dtype };
         }
         // Handles are given up under the order lock, so whoever sees none left is the last to enqueue.
-        match Arc::try_unwrap(storage) {
-            Ok(storage) => {
-                let parts = self.parts(&storage, placement, moving);
-                Source::Parts { parts, reading: Reading::Take }
-            }
-            Err(storage) => {
-                let parts = self.parts(&storage, placement, Reading::Share);
-                Source::Parts { parts, reading: Reading::Share }
-            }
-        }
+        let (parts, reading) = match Arc::try_unwrap(storage) {
+            Ok(storage) => (self.parts(&storage, &stored, moving), Reading::Take),
+            Err(storage) => (self.parts(&storage, &stored, Reading::Share), Reading::Share),
+        };
+        Source::Parts { parts, reading, expansion: is_expanded.then_some(Expansion { to: whole, is_view: false }) }
     }
 
     fn parts(&self, storage: &Storage<B>, placement: &Placement, reading: Reading) -> Arc<Parts<B>> {

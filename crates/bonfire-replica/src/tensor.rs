@@ -2,9 +2,8 @@
 
 use std::{
     fmt,
-    marker::PhantomData,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, ThreadId},
@@ -19,14 +18,34 @@ use crate::{
 };
 
 /// A tensor of a [`Replica<B>`](crate::Replica), of kind `K`.
-pub struct ReplicaTensor<B: Member, K> {
-    pub(crate) tensor: Tensor<B>,
-    kind: PhantomData<fn() -> K>,
+pub struct ReplicaTensor<B: Member, K: Kind<B>> {
+    device: ReplicaDevice<B>,
+    state: State<B, K>,
 }
+
+/// Small results at home are kept as they are: no allocation beside the inner backend's own. What is spread, may be
+/// spread by several operations in turn, or has no storage of its own is shared by its handles.
+enum State<B: Member, K: Kind<B>> {
+    Home(K::Primitive),
+    Shared { shape: Shape, storage: Arc<Storage<B>> },
+}
+
+/// Results at home of more elements than this are shared by their handles, so that bringing one to the members twice
+/// costs one move; below, the bookkeeping would cost more than the move.
+const SHARED_FROM: usize = 1024;
 
 impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
     pub(crate) fn new(tensor: Tensor<B>) -> Self {
-        Self { tensor, kind: PhantomData }
+        let Tensor { shape, device, storage } = tensor;
+        Self { device, state: State::Shared { shape, storage } }
+    }
+
+    /// A result of an operation at home.
+    pub(crate) fn at_home(primitive: K::Primitive, device: &ReplicaDevice<B>) -> Self {
+        if primitive.shape().num_elements() > SHARED_FROM {
+            return Self::new(Tensor::at_home(K::erase(primitive), device));
+        }
+        Self { device: device.clone(), state: State::Home(primitive) }
     }
 
     /// A tensor on the home device; spread at once if the device is set to do so.
@@ -36,53 +55,111 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
 
     /// A tensor of one value everywhere, which needs no storage until someone reads it.
     pub(crate) fn fill(shape: Shape, value: Scalar, dtype: DType, device: &ReplicaDevice<B>) -> Self {
-        let fill = Fill { value, full: K::full };
-        Self::new(Tensor::new(shape, dtype, device.clone(), Storage::fill(fill)))
+        Self::new(Tensor::new(shape, device.clone(), Storage::fill(Fill { value, full: K::full }, dtype)))
     }
 
     /// The device of the tensor.
     pub fn device(&self) -> ReplicaDevice<B> {
-        self.tensor.device.clone()
+        self.device.clone()
+    }
+
+    pub(crate) fn device_ref(&self) -> &ReplicaDevice<B> {
+        &self.device
     }
 
     /// Where the tensor's parts sit. Fixed when the tensor is made.
     pub fn placement(&self) -> &Placement {
-        &self.tensor.storage.placement
+        static LOCAL: Placement = Placement::Local;
+        match &self.state {
+            State::Home(_) => &LOCAL,
+            State::Shared { storage, .. } => &storage.placement,
+        }
+    }
+
+    /// Whether the whole value is at home, or made there with no more work than an allocation.
+    pub(crate) fn is_home(&self) -> bool {
+        match &self.state {
+            State::Home(_) => true,
+            State::Shared { shape, storage } => match storage.placement {
+                Placement::Local => storage.shape == *shape,
+                Placement::Fill => shape.num_elements() <= SHARED_FROM,
+                Placement::Replicate | Placement::Shard { .. } | Placement::Partial { .. } => false,
+            },
+        }
+    }
+
+    /// The whole value on the home device; moved out if this is the last handle.
+    ///
+    /// # Panics
+    ///
+    /// If the tensor is spread.
+    pub(crate) fn into_home(self) -> K::Primitive {
+        match self.state {
+            State::Home(primitive) => primitive,
+            State::Shared { shape, storage } => K::restore(Tensor { shape, device: self.device, storage }.into_home()),
+        }
+    }
+
+    /// The same without its kind.
+    pub(crate) fn erase(self) -> Tensor<B> {
+        match self.state {
+            State::Home(primitive) => Tensor::at_home(K::erase(primitive), &self.device),
+            State::Shared { shape, storage } => Tensor { shape, device: self.device, storage },
+        }
     }
 }
 
-impl<B: Member, K> Clone for ReplicaTensor<B, K> {
+impl<B: Member, K: Kind<B>> Clone for ReplicaTensor<B, K> {
     fn clone(&self) -> Self {
-        Self { tensor: self.tensor.clone(), kind: PhantomData }
+        let state = match &self.state {
+            State::Home(primitive) => State::Home(primitive.clone()),
+            State::Shared { shape, storage } => {
+                storage.note_clone();
+                State::Shared { shape: shape.clone(), storage: storage.clone() }
+            }
+        };
+        Self { device: self.device.clone(), state }
     }
 }
 
-impl<B: Member, K> fmt::Debug for ReplicaTensor<B, K> {
+impl<B: Member, K: Kind<B>> fmt::Debug for ReplicaTensor<B, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tensor { shape, dtype, device, storage } = &self.tensor;
-        write!(f, "ReplicaTensor({shape} {dtype:?} {} on {device:?})", storage.placement)
+        let (shape, dtype) = (self.shape(), self.dtype());
+        write!(f, "ReplicaTensor({shape} {dtype:?} {} on {:?})", self.placement(), self.device)
     }
 }
 
 impl<B: Member, K: Kind<B>> TensorMetadata for ReplicaTensor<B, K> {
     fn dtype(&self) -> DType {
-        self.tensor.dtype
+        match &self.state {
+            State::Home(primitive) => primitive.dtype(),
+            State::Shared { storage, .. } => storage.dtype,
+        }
     }
 
     fn shape(&self) -> Shape {
-        self.tensor.shape.clone()
+        match &self.state {
+            State::Home(primitive) => primitive.shape(),
+            State::Shared { shape, .. } => shape.clone(),
+        }
     }
 
     fn rank(&self) -> usize {
-        self.tensor.shape.num_dims()
+        match &self.state {
+            State::Home(primitive) => primitive.rank(),
+            State::Shared { shape, .. } => shape.num_dims(),
+        }
     }
 }
 
 impl<B: Member> QTensorPrimitive for ReplicaTensor<B, Quantized> {
     fn scheme(&self) -> &QuantScheme {
-        match &self.tensor.dtype {
-            DType::QFloat(scheme) => scheme,
-            other => panic!("a quantized tensor has a quantized dtype, not {other:?}"),
+        match &self.state {
+            State::Home(primitive) => primitive.scheme(),
+            State::Shared { storage, .. } => match &storage.dtype {
+                DType::QFloat(scheme) => scheme,
+                other => panic!("a quantized tensor has a quantized dtype, not {other:?}"),
+            },
         }
     }
 
@@ -92,22 +169,48 @@ impl<B: Member> QTensorPrimitive for ReplicaTensor<B, Quantized> {
 }
 
 /// [`ReplicaTensor`] without its kind.
+///
+/// It may be of a larger shape than what is stored: then the stored dims of length 1 repeat, and so do dims that the
+/// storage lacks on the left, as in broadcasting. Such a tensor is *expanded*.
 pub(crate) struct Tensor<B: Member> {
     /// Global shape.
     pub(crate) shape: Shape,
-    pub(crate) dtype: DType,
     pub(crate) device: ReplicaDevice<B>,
     pub(crate) storage: Arc<Storage<B>>,
 }
 
 impl<B: Member> Tensor<B> {
-    pub(crate) fn new(shape: Shape, dtype: DType, device: ReplicaDevice<B>, storage: Storage<B>) -> Self {
-        Self { shape, dtype, device, storage: Arc::new(storage) }
+    pub(crate) fn new(shape: Shape, device: ReplicaDevice<B>, storage: Storage<B>) -> Self {
+        Self { shape, device, storage: Arc::new(storage) }
     }
 
     /// A tensor that is not spread yet.
     pub(crate) fn at_home(value: Value<B>, device: &ReplicaDevice<B>) -> Self {
-        Self::new(value.shape(), value.dtype(), device.clone(), Storage::home(value))
+        let shape = value.shape();
+        Self::new(shape.clone(), device.clone(), Storage::home(value, shape))
+    }
+
+    pub(crate) fn is_expanded(&self) -> bool {
+        self.storage.fill.is_none() && self.storage.shape != self.shape
+    }
+
+    /// The shape of what is stored, in as many dims as the tensor has; of one element, if nothing needs to be.
+    pub(crate) fn stored_shape(&self) -> Shape {
+        let rank = self.shape.num_dims();
+        let stored: &[usize] = if self.storage.fill.is_some() { &[] } else { &self.storage.shape };
+        std::iter::repeat_n(1, rank - stored.len()).chain(stored.iter().copied()).collect()
+    }
+
+    /// Where the stored parts must be for the tensor's own to be in `placement`.
+    pub(crate) fn stored_placement(&self, placement: &Placement) -> Placement {
+        let missing = self.shape.num_dims() - self.storage.shape.num_dims().min(self.shape.num_dims());
+        match placement {
+            Placement::Shard { dim, lengths } if self.is_expanded() => match dim.checked_sub(missing) {
+                Some(stored) if self.storage.shape[stored] > 1 => Placement::shard(stored, lengths.clone()),
+                Some(_) | None => Placement::Replicate,
+            },
+            placement => placement.clone(),
+        }
     }
 
     /// The whole value on the home device; moved out if this is the last handle.
@@ -116,37 +219,37 @@ impl<B: Member> Tensor<B> {
     ///
     /// If the tensor is spread.
     pub(crate) fn into_home(self) -> Value<B> {
-        let Tensor { shape, dtype, device, storage } = self;
-        storage.ensure_home(&shape, dtype, &device);
-        match Arc::try_unwrap(storage) {
-            Ok(storage) => storage.home.into_inner(),
-            Err(storage) => storage.home.get().cloned(),
+        let is_expanded = self.is_expanded();
+        let Tensor { shape, device, storage } = self;
+        if let Some(fill) = &storage.fill {
+            return (fill.full)(shape, fill.value, device.group.home(), storage.dtype);
         }
-        .expect("a tensor that is not spread has a value at home")
+        let value = match Arc::try_unwrap(storage) {
+            Ok(storage) => storage.home,
+            Err(storage) => storage.home.clone(),
+        }
+        .expect("a tensor that is not spread has a value at home");
+        if is_expanded { B::move_to(value.expanded(shape), device.group.home()) } else { value }
     }
 }
 
 impl<B: Member> Clone for Tensor<B> {
     fn clone(&self) -> Self {
-        if let Some(sum) = &self.storage.sum {
-            sum.shared.store(true, Ordering::Relaxed);
-        }
-        Self {
-            shape: self.shape.clone(),
-            dtype: self.dtype,
-            device: self.device.clone(),
-            storage: self.storage.clone(),
-        }
+        self.storage.note_clone();
+        Self { shape: self.shape.clone(), device: self.device.clone(), storage: self.storage.clone() }
     }
 }
 
 /// Where a tensor's values are. The placement never changes; other forms of the same values are kept beside it once
 /// somebody needed them.
 pub(crate) struct Storage<B: Member> {
+    /// Of the values, over all members.
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
     pub(crate) placement: Placement,
     fill: Option<Fill<B>>,
-    /// `Local` tensors: the value. `Fill`: the value once it was read as a whole.
-    home: OnceLock<Value<B>>,
+    /// Of `Local` tensors.
+    home: Option<Value<B>>,
     /// The parts in each placement the tensor was needed in. Changed only by who holds the group's order.
     forms: Mutex<Vec<(Placement, Arc<Parts<B>>)>>,
     /// Of a sum in parts.
@@ -203,25 +306,33 @@ impl<B: Member> Clone for Fill<B> {
 impl<B: Member> Copy for Fill<B> {}
 
 impl<B: Member> Storage<B> {
-    pub(crate) fn home(value: Value<B>) -> Self {
-        Self { home: OnceLock::from(value), ..Self::empty(Placement::Local, None) }
+    fn home(value: Value<B>, shape: Shape) -> Self {
+        let dtype = value.dtype();
+        Self { home: Some(value), ..Self::empty(Placement::Local, shape, dtype) }
     }
 
-    fn fill(fill: Fill<B>) -> Self {
-        Self::empty(Placement::Fill, Some(fill))
+    fn fill(fill: Fill<B>, dtype: DType) -> Self {
+        Self { fill: Some(fill), ..Self::empty(Placement::Fill, Shape::from([1]), dtype) }
     }
 
-    pub(crate) fn spread(placement: Placement, parts: Arc<Parts<B>>) -> Self {
-        Self { forms: Mutex::new(vec![(placement.clone(), parts)]), ..Self::empty(placement, None) }
+    pub(crate) fn spread(placement: Placement, shape: Shape, dtype: DType, parts: Arc<Parts<B>>) -> Self {
+        Self { forms: Mutex::new(vec![(placement.clone(), parts)]), ..Self::empty(placement, shape, dtype) }
     }
 
     /// As [`spread`](Self::spread), for a sum in parts.
-    pub(crate) fn partial(parts: Arc<Parts<B>>, sum: Sum) -> Self {
-        Self { sum: Some(sum), ..Self::spread(Placement::Partial { op: PartialOp::Sum }, parts) }
+    pub(crate) fn partial(shape: Shape, dtype: DType, parts: Arc<Parts<B>>, sum: Sum) -> Self {
+        Self { sum: Some(sum), ..Self::spread(Placement::Partial { op: PartialOp::Sum }, shape, dtype, parts) }
     }
 
-    fn empty(placement: Placement, fill: Option<Fill<B>>) -> Self {
-        Self { placement, fill, home: OnceLock::new(), forms: Mutex::new(Vec::new()), sum: None }
+    fn empty(placement: Placement, shape: Shape, dtype: DType) -> Self {
+        Self { shape, dtype, placement, fill: None, home: None, forms: Mutex::new(Vec::new()), sum: None }
+    }
+
+    /// A second handle may form the same sum.
+    fn note_clone(&self) {
+        if let Some(sum) = &self.sum {
+            sum.shared.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The placement that rules see. A sum in parts is one only to its creator, until the creator has it formed: then
@@ -281,13 +392,7 @@ impl<B: Member> Storage<B> {
     }
 
     pub(crate) fn at_home(&self) -> Option<&Value<B>> {
-        self.home.get()
-    }
-
-    fn ensure_home(&self, shape: &Shape, dtype: DType, device: &ReplicaDevice<B>) {
-        if let Some(fill) = &self.fill {
-            self.home.get_or_init(|| (fill.full)(shape.clone(), fill.value, device.group.home(), dtype));
-        }
+        self.home.as_ref()
     }
 
     pub(crate) fn form(&self, placement: &Placement) -> Option<Arc<Parts<B>>> {

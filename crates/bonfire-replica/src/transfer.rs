@@ -14,9 +14,9 @@ pub(crate) fn to_device<B: Member, K: Kind<B>>(
     device: &ReplicaDevice<B>,
     from_data: impl Fn(TensorData, &B::Device) -> K::Primitive,
 ) -> ReplicaTensor<B, K> {
-    if tensor.tensor.device == *device {
+    if tensor.device_ref() == device {
         return tensor;
     }
-    let data = read_sync(into_data(tensor.tensor)).unwrap_or_else(|error| panic!("{error}"));
+    let data = read_sync(into_data(tensor)).unwrap_or_else(|error| panic!("{error}"));
     ReplicaTensor::fresh(from_data(data, device.group.home()), device)
 }

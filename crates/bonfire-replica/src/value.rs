@@ -225,6 +225,19 @@ impl<B: Backend> Value<B> {
         }
     }
 
+    /// The value repeated along its dims of length 1, and along new ones on the left, to `shape`.
+    pub(crate) fn expanded(self, shape: Shape) -> Self {
+        if shape.num_elements() == 0 {
+            return self.same_kind_full(shape, Scalar::new(0, &self.dtype()), &self.device());
+        }
+        match self {
+            Value::Float(x) => Value::Float(B::float_expand(x, shape)),
+            Value::Int(x) => Value::Int(B::int_expand(x, shape)),
+            Value::Bool(x) => Value::Bool(B::bool_expand(x, shape)),
+            Value::Quantized(x) => Value::Quantized(B::q_expand(x, shape)),
+        }
+    }
+
     /// Joins values of one kind along `dim`, in order. There is at least one.
     pub(crate) fn cat(values: Vec<Self>, dim: usize) -> Self {
         fn restore<B: Backend, K: Kind<B>>(values: Vec<Value<B>>) -> Vec<K::Primitive> {

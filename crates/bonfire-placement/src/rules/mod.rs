@@ -5,6 +5,8 @@ mod reduce;
 mod rows;
 mod views;
 
+pub use views::reshape_stored;
+
 use crate::{Lengths, PartialOp, Placement, PlacementError, Shares};
 
 /// One input of an op, as the rules see it.

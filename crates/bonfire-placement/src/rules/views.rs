@@ -1,5 +1,7 @@
 //! Ops that move no value between elements: a `Partial` passes through, a `Shard` goes where its dim goes.
 
+use std::ops::Range;
+
 use super::{Operand, Plan, num_elements};
 use crate::{Lengths, Placement};
 
@@ -42,31 +44,125 @@ fn plan(operand: Operand<'_>, follow: impl FnOnce(usize, &Lengths) -> Option<Pla
 
 /// The output dim whose rows are made of the rows of input dim `dim`, which is longer than 1.
 ///
-/// Dims of length 1 aside, both shapes fall into the smallest groups of neighbours with equal products: `[2, 6, 5]` and
-/// `[4, 3, 5]` into `2 * 6 = 4 * 3` and `5 = 5`. Within a group the elements of some rows lie together only if these are
-/// rows of its outermost dim; so that one is found again in the outermost dim of the output's group.
+/// Within a [group](groups) the elements of some rows lie together only if these are rows of its outermost dim; so that
+/// one is found again in the outermost dim of the output's group.
 fn rows_of(from: &[usize], dim: usize, to: &[usize]) -> Option<usize> {
-    if from.contains(&0) {
+    let groups = groups(from, to)?;
+    let (input, output) = groups.into_iter().find(|(input, _)| input.contains(&dim))?;
+    (dim == input.start).then_some(output.start)
+}
+
+/// How a tensor of shape `from` can be stored after a reshape to `to`, if before it is stored as `stored`: a shape of as
+/// many dims as `from`, of which some that are 1 stand for longer ones, whose values repeat.
+///
+/// `None` if the repeats do not fill whole dims of `to`, or the shapes do not fit.
+pub fn reshape_stored(from: &[usize], stored: &[usize], to: &[usize]) -> Option<Vec<usize>> {
+    if stored.len() != from.len() {
+        return None;
+    }
+    let mut reshaped = vec![1; to.len()];
+    for (input, output) in groups(from, to)? {
+        let (from, stored) = (&from[input.clone()], &stored[input]);
+        if from == stored {
+            reshaped[output.clone()].copy_from_slice(&to[output]);
+        } else if stored.iter().any(|&length| length != 1) {
+            return None;
+        }
+    }
+    Some(reshaped)
+}
+
+/// The smallest groups of neighbouring dims of two shapes with equal products, dims of length 1 between them left out:
+/// `[2, 6, 5]` and `[4, 3, 5]` fall into `2 * 6 = 4 * 3` and `5 = 5`. Each group starts with a dim longer than 1.
+///
+/// `None` if the shapes have no elements, or not equally many.
+fn groups(from: &[usize], to: &[usize]) -> Option<Vec<(Range<usize>, Range<usize>)>> {
+    if from.contains(&0) || num_elements(from) != num_elements(to) {
         return None;
     }
     let next = |shape: &[usize], start: usize| (start..shape.len()).find(|&dim| shape[dim] > 1);
+    let mut groups = Vec::new();
     let (mut input, mut output) = (0, 0);
-    loop {
-        (input, output) = (next(from, input)?, next(to, output)?);
-        let outermost = (input, output);
-        let (mut product, mut goal) = (from[input], to[output]);
+    while let (Some(first_input), Some(first_output)) = (next(from, input), next(to, output)) {
+        (input, output) = (first_input + 1, first_output + 1);
+        let (mut product, mut goal) = (from[first_input], to[first_output]);
         while product != goal {
-            if product < goal {
-                input = next(from, input + 1)?;
-                product *= from[input];
-            } else {
-                output = next(to, output + 1)?;
-                goal *= to[output];
+            let (shape, end, factor) =
+                if product < goal { (from, &mut input, &mut product) } else { (to, &mut output, &mut goal) };
+            let dim = next(shape, *end)?;
+            *factor *= shape[dim];
+            *end = dim + 1;
+        }
+        groups.push((first_input..input, first_output..output));
+    }
+    Some(groups)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reshape_stored;
+
+    #[test]
+    fn repeats_survive_a_reshape_that_keeps_their_dims_apart() {
+        let table: [(&[usize], &[usize], &[usize], Option<&[usize]>); 12] = [
+            // BatchNorm: `[channels, batch * height * width]` and back.
+            (&[3, 24], &[3, 1], &[3, 2, 3, 4], Some(&[3, 1, 1, 1])),
+            (&[3, 2, 3, 4], &[3, 1, 1, 1], &[3, 24], Some(&[3, 1])),
+            // One gradient for all items of a batch.
+            (&[8], &[1], &[8, 1], Some(&[1, 1])),
+            (&[8, 1], &[1, 1], &[2, 4], Some(&[1, 1])),
+            (&[4, 6], &[4, 1], &[2, 2, 6], Some(&[2, 2, 1])),
+            (&[1, 4, 1, 6], &[1, 1, 1, 6], &[4, 2, 3], Some(&[1, 2, 3])),
+            (&[6, 1], &[6, 1], &[2, 3], Some(&[2, 3])),
+            // Repeated and other dims become one.
+            (&[4, 6], &[4, 1], &[24], None),
+            (&[4, 6], &[1, 6], &[8, 3], None),
+            // No such reshape, no elements, another number of dims.
+            (&[4, 6], &[1, 1], &[5, 5], None),
+            (&[0, 6], &[1, 1], &[6, 0], None),
+            (&[4, 6], &[1], &[6, 4], None),
+        ];
+        for (from, stored, to, expected) in table {
+            assert_eq!(reshape_stored(from, stored, to).as_deref(), expected, "{from:?} as {stored:?} to {to:?}");
+        }
+    }
+
+    proptest::proptest! {
+        /// Whatever a stored shape stands for: reshaping what is stored and repeating it gives the reshaped whole.
+        #[test]
+        fn a_stored_reshape_repeats_to_the_same_elements(
+            dims in proptest::collection::vec((1usize..4, proptest::bool::ANY), 1..4),
+            splits in proptest::collection::vec(1usize..4, 1..5),
+        ) {
+            let from: Vec<usize> = dims.iter().map(|&(length, _)| length * 2).collect();
+            let stored: Vec<usize> = dims.iter().map(|&(length, repeats)| if repeats { 1 } else { length * 2 }).collect();
+            let total: usize = from.iter().product();
+            let mut to = Vec::new();
+            let mut rest = total;
+            for split in splits {
+                if rest.is_multiple_of(split) {
+                    to.push(split);
+                    rest /= split;
+                }
+            }
+            to.push(rest);
+            if let Some(reshaped) = reshape_stored(&from, &stored, &to) {
+                proptest::prop_assert_eq!(stored.iter().product::<usize>(), reshaped.iter().product::<usize>());
+                for element in 0..total {
+                    proptest::prop_assert_eq!(index_of(element, &from, &stored), index_of(element, &to, &reshaped));
+                }
             }
         }
-        if dim <= input {
-            return (dim == outermost.0).then_some(outermost.1);
+    }
+
+    /// Which stored element the row-major `element` of a tensor of shape `shape` is.
+    fn index_of(element: usize, shape: &[usize], stored: &[usize]) -> usize {
+        let (mut rest, mut stride, mut index) = (element, 1, 0);
+        for (&length, &stored) in shape.iter().zip(stored).rev() {
+            index += (rest % length) % stored * stride;
+            rest /= length;
+            stride *= stored;
         }
-        (input, output) = (input + 1, output + 1);
+        index
     }
 }

@@ -26,7 +26,7 @@ impl<B: Member> BoolTensorOps<Self> for Replica<B> {
     }
 
     async fn bool_into_data(tensor: BoolTensor<Self>) -> Result<TensorData, ExecutionError> {
-        into_data(tensor.tensor).await
+        into_data(tensor).await
     }
 
     fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self> {

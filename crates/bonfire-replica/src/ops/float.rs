@@ -41,7 +41,7 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     }
 
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
-        into_data(tensor.tensor).await
+        into_data(tensor).await
     }
 
     fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
@@ -77,7 +77,7 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
 
     fn float_neg(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let dtype = tensor.dtype();
-        on_each(elementwise("float_neg").linear(), tensor, dtype, B::float_neg)
+        on_each(Call::elementwise("float_neg").linear(), tensor, dtype, B::float_neg)
     }
 
     additive_methods! { FloatTensor:

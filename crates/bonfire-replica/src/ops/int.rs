@@ -45,7 +45,7 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
     }
 
     async fn int_into_data(tensor: IntTensor<Self>) -> Result<TensorData, ExecutionError> {
-        into_data(tensor.tensor).await
+        into_data(tensor).await
     }
 
     fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {

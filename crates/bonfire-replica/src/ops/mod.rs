@@ -31,7 +31,7 @@ pub(crate) fn unary<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    on_each(elementwise(name), tensor, dtype, body)
+    on_each(Call::elementwise(name), tensor, dtype, body)
 }
 
 /// Elementwise on one tensor, and the sum of the results is the result of the sum, up to rounding.
@@ -41,7 +41,7 @@ pub(crate) fn scaling<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    on_each(elementwise(name).scaling(), tensor, dtype, body)
+    on_each(Call::elementwise(name).scaling(), tensor, dtype, body)
 }
 
 /// The sum or difference of two tensors of one kind and dtype.
@@ -52,7 +52,7 @@ pub(crate) fn additive<B: Member, K: Kind<B>>(
     body: impl Fn(K::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let dtype = lhs.dtype();
-    on_pairs(elementwise(name).linear(), lhs, rhs, dtype, body)
+    on_pairs(Call::elementwise(name).linear(), lhs, rhs, dtype, body)
 }
 
 /// Elementwise on two tensors of one kind, which must be of one dtype.
@@ -63,7 +63,7 @@ pub(crate) fn arithmetic<B: Member, K: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(K::Primitive, K::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    on_pairs(elementwise(name), lhs, rhs, dtype, body)
+    on_pairs(Call::elementwise(name), lhs, rhs, dtype, body)
 }
 
 /// What [`unary`] and [`scaling`] share, which differ in what they say of sums.
@@ -91,11 +91,6 @@ fn on_pairs<B: Member, K: Kind<B>, O: Kind<B>>(
     apply(call, (lhs, rhs), spec, move |(x, y), _| body(x, y))
 }
 
-/// An operation whose ranks compute their own elements.
-pub(crate) fn elementwise(name: &'static str) -> Call {
-    Call::new(name, aligned(vec![]))
-}
-
 /// Elementwise on two tensors that broadcast.
 pub(crate) fn binary<B: Member, L: Kind<B>, R: Kind<B>, O: Kind<B>>(
     name: &'static str,
@@ -105,7 +100,7 @@ pub(crate) fn binary<B: Member, L: Kind<B>, R: Kind<B>, O: Kind<B>>(
     body: impl Fn(L::Primitive, R::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
     apply(
-        elementwise(name),
+        Call::elementwise(name),
         (lhs, rhs),
         |(lhs, rhs)| Spec::inferred(broadcast(&[&lhs.shape(), &rhs.shape()]), dtype),
         move |(x, y), _| body(x, y),
@@ -121,7 +116,7 @@ pub(crate) fn mask_where<B: Member, K: Kind<B>, M: Kind<B>>(
     body: impl Fn(K::Primitive, M::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     apply(
-        elementwise(name),
+        Call::elementwise(name),
         (tensor, mask, value),
         |(tensor, mask, value)| {
             Spec::inferred(

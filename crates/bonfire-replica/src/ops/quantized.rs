@@ -49,7 +49,7 @@ impl<B: Member> QTensorOps<Self> for Replica<B> {
     }
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {
-        into_data(tensor.tensor).await
+        into_data(tensor).await
     }
 
     fn q_reshape(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self> {
