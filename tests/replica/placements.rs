@@ -53,6 +53,48 @@ fn a_loss_is_reduced_once_and_only_when_it_is_read() {
 }
 
 #[test]
+fn a_sum_that_is_repeated_is_formed_at_its_own_size() {
+    let device = replica::<Flex>(2, ALWAYS);
+    let x = Tensor::<B, 2>::ones([8, 4], &device).matmul(Tensor::ones([4, 3], &device));
+    let repeated = x.clone().sum_dim(0).expand([8, 3]);
+    let reordered = repeated.clone().reshape([2, 4, 3]).swap_dims(0, 2);
+    assert!(matches!(placement(&repeated), Placement::Partial { .. }));
+    let before = device.collectives().tally();
+    assert_eq!((reordered + 1.0).into_data().to_vec::<f32>().unwrap(), vec![33.0; 24]);
+    assert_eq!((repeated + x).into_data().to_vec::<f32>().unwrap(), vec![36.0; 24]);
+    let collectives = device.collectives().tally() - before;
+    assert_eq!(collectives.total_calls(), 1, "{collectives}");
+    assert_eq!(collectives.num_bytes(Collective::AllReduce), 3 * 4, "{collectives}");
+}
+
+/// What a backward pass is full of: ones of the activation's shape, times a small gradient.
+#[test]
+fn values_that_repeat_are_those_of_the_repeated_tensor() {
+    let device = replica::<Flex>(3, ALWAYS);
+    let x = Tensor::<B, 2>::ones([7, 5], &device).matmul(Tensor::ones([5, 6], &device));
+    let gradient = x.clone().sum_dim(0) * Tensor::<B, 2>::from_data([[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]], &device);
+    let repeated = Tensor::<B, 2>::ones([7, 6], &device).mul_scalar(0.5) * gradient.clone();
+    let before = device.collectives().tally();
+    for (found, expected) in [
+        (repeated.clone(), 17.5),
+        (repeated.clone().reshape([7, 2, 3]).swap_dims(0, 1).swap_dims(0, 1).reshape([7, 6]), 17.5),
+        (repeated.clone().transpose().transpose().neg().neg(), 17.5),
+        (repeated.clone() + x.clone() - x.clone(), 17.5),
+        (repeated.clone().slice([0..7, 0..6]).flip([0]), 17.5),
+        (Tensor::cat(vec![repeated.clone(), repeated.clone()], 0).narrow(0, 3, 7), 17.5),
+        (repeated.clone().sum_dim(0).div_scalar(7.0).expand([7, 6]), 17.5),
+    ] {
+        let values = found.into_data().to_vec::<f32>().unwrap();
+        let row: Vec<f32> = (1..=6).map(|column| expected * column as f32).collect();
+        assert_eq!(values, row.repeat(7));
+    }
+    let product = x.transpose().matmul(repeated).into_data().to_vec::<f32>().unwrap();
+    assert_eq!(product[..3], [612.5, 1225.0, 1837.5]);
+    let collectives = device.collectives().tally() - before;
+    assert_eq!(collectives.total_calls(), collectives.num_calls(Collective::AllReduce), "{collectives}");
+}
+
+#[test]
 fn members_get_the_shares_they_were_given() {
     use bonfire::{ReplicaDevice, ReplicaOptions, Shares};
     use burn_flex::FlexDevice;

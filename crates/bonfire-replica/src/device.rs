@@ -28,7 +28,6 @@ use crate::{Member, ReplicaError, ReplicaOptions, group::Group, options::Environ
 /// ```
 pub struct ReplicaDevice<B: Member> {
     pub(crate) group: Arc<Group<B>>,
-    id: DeviceId,
 }
 
 impl<B: Member> ReplicaDevice<B> {
@@ -52,8 +51,10 @@ impl<B: Member> ReplicaDevice<B> {
         devices: impl IntoIterator<Item = B::Device>,
         options: ReplicaOptions,
     ) -> Result<Self, ReplicaError> {
-        let group = Arc::new(Group::start(devices.into_iter().collect(), options)?);
-        Registry::with(|registry| registry.insert(group))
+        let index = Registry::<B>::with(Registry::reserve)?;
+        let group = Arc::new(Group::start(index, devices.into_iter().collect(), options)?);
+        Registry::with(|registry| registry.groups[usize::from(index)] = Arc::downgrade(&group));
+        Ok(Self { group })
     }
 
     /// What [`default`](Self::default) returns, without its panic.
@@ -129,13 +130,13 @@ impl<B: Member> Default for ReplicaDevice<B> {
 
 impl<B: Member> Clone for ReplicaDevice<B> {
     fn clone(&self) -> Self {
-        Self { group: self.group.clone(), id: self.id }
+        Self { group: self.group.clone() }
     }
 }
 
 impl<B: Member> PartialEq for ReplicaDevice<B> {
     fn eq(&self, other: &Self) -> bool {
-        self.id == other.id
+        Arc::ptr_eq(&self.group, &other.group)
     }
 }
 
@@ -143,7 +144,7 @@ impl<B: Member> Eq for ReplicaDevice<B> {}
 
 impl<B: Member> fmt::Debug for ReplicaDevice<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ReplicaDevice({}: {:?})", self.id.index_id, self.group.devices)
+        write!(f, "ReplicaDevice({}: {:?})", self.to_id().index_id, self.group.devices)
     }
 }
 
@@ -157,7 +158,7 @@ impl<B: Member> Device for ReplicaDevice<B> {
     }
 
     fn to_id(&self) -> DeviceId {
-        self.id
+        DeviceId { type_id: 0, index_id: self.group.index }
     }
 }
 
@@ -181,15 +182,16 @@ impl<B: Member> Registry<B> {
         f(registry.downcast_mut().expect("stored under its own type"))
     }
 
-    fn insert(&mut self, group: Arc<Group<B>>) -> Result<ReplicaDevice<B>, ReplicaError> {
-        let index_id =
+    /// The index of a group that is about to start.
+    fn reserve(&mut self) -> Result<u16, ReplicaError> {
+        let index =
             u16::try_from(self.groups.len()).map_err(|_| ReplicaError::TooManyGroups { limit: self.groups.len() })?;
-        self.groups.push(Arc::downgrade(&group));
-        Ok(ReplicaDevice { group, id: DeviceId { type_id: 0, index_id } })
+        self.groups.push(Weak::new());
+        Ok(index)
     }
 
     fn find(&self, id: DeviceId) -> Option<ReplicaDevice<B>> {
         let group = self.groups.get(usize::from(id.index_id))?.upgrade()?;
-        Some(ReplicaDevice { group, id })
+        Some(ReplicaDevice { group })
     }
 }

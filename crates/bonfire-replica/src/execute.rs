@@ -10,7 +10,7 @@ use crossbeam_channel::{Sender, bounded};
 use crate::{
     Member, ReplicaDevice, Spread, expand,
     group::{MemberContext, Order, Task},
-    operands::{Inputs, Outputs},
+    operands::{Distance, Inputs, Outputs},
     redistribute::{Scope, Source},
     tensor::{Parts, Reading, Storage, Sum, Tensor},
     value::{Full, Value, identity},
@@ -131,6 +131,7 @@ impl Part<'_> {
 /// # Panics
 ///
 /// If the inputs are on different devices, if their shapes do not fit, if the group is broken, or as `body` does.
+#[inline]
 pub(crate) fn apply<B, I, O>(
     call: Call,
     inputs: I,
@@ -142,17 +143,21 @@ where
     I: Inputs<B>,
     O: Outputs<B>,
 {
-    let device = inputs.device(call.name).clone();
+    let device = inputs.device(call.name);
     device.group.assert_whole();
-    if inputs.is_home() && !worth_spreading(&call, &device) {
+    let distance = inputs.distance();
+    if distance < Distance::Away && !worth_spreading(&call, device) {
         // The way of every operation while nothing is spread: no more than the inner backend's own call, and a handle.
-        return O::at_home(body(inputs.into_home(), &Part::WHOLE), &device);
+        let (device, primitives) = inputs.into_home();
+        return O::at_home(body(primitives, &Part::WHOLE), device, distance);
     }
+    let device = device.clone();
     let specs = O::specs(specs(&inputs));
     O::restore(apply_erased::<B, I, O>(call, inputs.erase(), &specs, &device, body))
 }
 
 /// As [`apply`], where some input is not simply at home or the operation is worth spreading.
+#[inline(never)]
 fn apply_erased<B, I, O>(
     mut call: Call,
     mut inputs: Vec<Option<Tensor<B>>>,
@@ -187,7 +192,7 @@ where
         let values = inputs.into_iter().map(|input| input.map(Tensor::into_home)).collect();
         let part = Part { outputs: known.as_deref().unwrap_or_default(), ..Part::WHOLE };
         let results = O::erase(body(I::restore(values), &part));
-        results.into_iter().map(|value| Tensor::at_home(value, device)).collect()
+        results.into_iter().map(|value| Tensor::at_home(value, device.clone())).collect()
     };
     if let Some(shape) = expanded {
         outputs[0].shape = shape;
@@ -271,6 +276,7 @@ impl<B: Member> Tensor<B> {
     }
 }
 
+#[inline]
 fn worth_spreading<B: Member>(call: &Call, device: &ReplicaDevice<B>) -> bool {
     match device.group.options.spread {
         Spread::OnHeavyOp { min_work } => call.work > 0 && call.work >= min_work,

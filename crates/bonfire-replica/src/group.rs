@@ -40,6 +40,8 @@ pub(crate) struct MemberContext<B: Member> {
 
 /// N members that behave as one device. Kept alive by its devices and tensors; its threads end with it.
 pub(crate) struct Group<B: Member> {
+    /// Never used twice in a process.
+    pub(crate) index: u16,
     pub(crate) devices: Vec<B::Device>,
     pub(crate) options: ReplicaOptions,
     queues: Vec<Sender<Arc<dyn Task<B>>>>,
@@ -85,7 +87,7 @@ impl<B: Member> Group<B> {
     ///
     /// [`ReplicaError::NoMembers`], [`ReplicaError::TooManyMembers`], [`ReplicaError::Shares`] and
     /// [`ReplicaError::Option`] for settings that cannot work, [`ReplicaError::Start`] if a thread cannot be started.
-    pub(crate) fn start(devices: Vec<B::Device>, options: ReplicaOptions) -> Result<Self, ReplicaError> {
+    pub(crate) fn start(index: u16, devices: Vec<B::Device>, options: ReplicaOptions) -> Result<Self, ReplicaError> {
         let num_members = NonZeroUsize::new(devices.len()).ok_or(ReplicaError::NoMembers)?;
         if num_members.get() > MAX_MEMBERS {
             return Err(ReplicaError::TooManyMembers { num_members: num_members.get(), limit: MAX_MEMBERS });
@@ -121,6 +123,7 @@ impl<B: Member> Group<B> {
         }
         tracing::debug!(num_members, num_threads, backend = B::name(&devices[0]), "replica group started");
         Ok(Self {
+            index,
             devices,
             options,
             queues,
@@ -179,9 +182,14 @@ impl<B: Member> Group<B> {
     /// # Panics
     ///
     /// With the first cause, if the group is broken.
+    #[inline]
     pub(crate) fn assert_whole(&self) {
+        #[cold]
+        fn broken(cause: &ReplicaError) -> ! {
+            panic!("{cause}")
+        }
         if let Some(cause) = self.broken() {
-            panic!("{cause}");
+            broken(cause);
         }
     }
 
@@ -498,7 +506,7 @@ mod tests {
     }
 
     fn group(num_members: usize, options: ReplicaOptions) -> Group<Flex> {
-        Group::start(vec![FlexDevice; num_members], options).unwrap()
+        Group::start(0, vec![FlexDevice; num_members], options).unwrap()
     }
 
     fn seconds(seconds: f64) -> Duration {

@@ -35,8 +35,8 @@ pub trait Member: Backend {
         if value.device() == *device {
             return value;
         }
-        let data = read(value.clone());
-        value.same_kind_from_data(data, device)
+        let from_data = value.from_data();
+        from_data(read(value), device)
     }
 
     /// Reduces a list of values over the members in one collective; every member gives and gets values of the same
@@ -54,18 +54,16 @@ pub trait Member: Backend {
         op: ReduceOp,
         communicator: &MemberCommunicator,
     ) -> Result<Vec<Value<Self>>, CollectiveError> {
-        let mut staged: Vec<TensorData> = values.iter().cloned().map(read).collect();
+        // A backend whose values lie in host memory gives up its buffers here and gets them back: nothing is copied.
+        let kinds: Vec<_> = values.iter().map(|value| (value.from_data(), value.device())).collect();
+        let mut staged: Vec<TensorData> = values.into_iter().map(read).collect();
         let mut buffers = staged
             .iter_mut()
             .map(|data| BufferMut::new(reduced_type(data.dtype), &mut data.bytes))
             .collect::<Result<Vec<_>, _>>()?;
         communicator.all_reduce_many(&mut buffers, op)?;
         drop(buffers);
-        Ok(values
-            .into_iter()
-            .zip(staged)
-            .map(|(value, data)| value.same_kind_from_data(data, &value.device()))
-            .collect())
+        Ok(staged.into_iter().zip(kinds).map(|(data, (from_data, device))| from_data(data, &device)).collect())
     }
 }
 
@@ -78,10 +76,7 @@ fn one_per_core<D: Default + Clone>() -> Vec<D> {
 }
 
 mod flex {
-    use std::sync::Arc;
-
-    use burn_backend::Shape;
-    use burn_flex::{Flex, FlexDevice, FlexTensor, Layout};
+    use burn_flex::{Flex, FlexDevice, FlexTensor};
 
     use super::*;
 
@@ -106,42 +101,6 @@ mod flex {
                 Value::Bool(tensor) => Value::Bool(own(tensor)),
                 Value::Quantized(_) => value,
             }
-        }
-
-        /// Members share memory: each sums its part of every tensor into the first member's buffer, and all hold that
-        /// one buffer, copied by whoever writes to it.
-        fn all_reduce(
-            values: Vec<Value<Self>>,
-            op: ReduceOp,
-            communicator: &MemberCommunicator,
-        ) -> Result<Vec<Value<Self>>, CollectiveError> {
-            type Wrap = fn(FlexTensor) -> Value<Flex>;
-            let parts: Vec<(FlexTensor, Wrap)> = values
-                .into_iter()
-                .map(|value| match value {
-                    Value::Float(tensor) => (tensor, Value::Float as Wrap),
-                    Value::Int(tensor) => (tensor, Value::Int as Wrap),
-                    Value::Bool(tensor) => (tensor, Value::Bool as Wrap),
-                    Value::Quantized(_) => panic!("quantized tensors are read whole, never reduced over members"),
-                })
-                .collect();
-            let mut wires = Vec::with_capacity(parts.len());
-            let mut labels: Vec<(Shape, DType, Wrap)> = Vec::with_capacity(parts.len());
-            let mut buffers = Vec::with_capacity(parts.len());
-            for (tensor, wrap) in parts {
-                let data = tensor.into_data();
-                wires.push(reduced_type(data.dtype));
-                labels.push((data.shape, data.dtype, wrap));
-                buffers.push(data.bytes);
-            }
-            let reduced = communicator.all_reduce_shared(buffers, &wires, op)?;
-            Ok(reduced
-                .into_iter()
-                .zip(labels)
-                .map(|(bytes, (shape, dtype, wrap)): (Arc<_>, _)| {
-                    wrap(FlexTensor::from_arc(bytes, Layout::contiguous(shape), dtype))
-                })
-                .collect())
         }
     }
 }

@@ -17,22 +17,35 @@ pub(crate) trait Inputs<B: Member> {
     ///
     /// If they are on different devices.
     fn device(&self, operation: &str) -> &ReplicaDevice<B>;
-    /// Whether all of them are at home, with no more to do than to hand them over.
-    fn is_home(&self) -> bool;
+    /// Of the furthest.
+    fn distance(&self) -> Distance;
+    /// All of them at home, and their device.
+    ///
     /// # Panics
     ///
     /// If one of them is spread.
-    fn into_home(self) -> Self::Primitives;
+    fn into_home(self) -> (ReplicaDevice<B>, Self::Primitives);
     fn erase(self) -> Vec<Option<Tensor<B>>>;
     fn restore(values: Vec<Option<Value<B>>>) -> Self::Primitives;
+}
+
+/// How far an input is from being a tensor of the inner backend at home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Distance {
+    /// It is one.
+    Inline,
+    /// It shares one with its other handles.
+    Shared,
+    /// It is spread, or there is more to do than to hand it over.
+    Away,
 }
 
 /// One of the [`Inputs`].
 pub(crate) trait Input<B: Member> {
     type Primitive;
     fn device(&self) -> Option<&ReplicaDevice<B>>;
-    fn is_home(&self) -> bool;
-    fn into_home(self) -> Self::Primitive;
+    fn distance(&self) -> Distance;
+    fn into_home(self) -> (Option<ReplicaDevice<B>>, Self::Primitive);
     fn erase(self) -> Option<Tensor<B>>;
     fn restore(value: Option<Value<B>>) -> Self::Primitive;
 }
@@ -40,16 +53,20 @@ pub(crate) trait Input<B: Member> {
 impl<B: Member, K: Kind<B>> Input<B> for ReplicaTensor<B, K> {
     type Primitive = K::Primitive;
 
+    #[inline]
     fn device(&self) -> Option<&ReplicaDevice<B>> {
         Some(self.device_ref())
     }
 
-    fn is_home(&self) -> bool {
-        ReplicaTensor::is_home(self)
+    #[inline]
+    fn distance(&self) -> Distance {
+        ReplicaTensor::distance(self)
     }
 
-    fn into_home(self) -> Self::Primitive {
-        ReplicaTensor::into_home(self)
+    #[inline]
+    fn into_home(self) -> (Option<ReplicaDevice<B>>, Self::Primitive) {
+        let (device, primitive) = ReplicaTensor::into_home(self);
+        (Some(device), primitive)
     }
 
     fn erase(self) -> Option<Tensor<B>> {
@@ -64,16 +81,19 @@ impl<B: Member, K: Kind<B>> Input<B> for ReplicaTensor<B, K> {
 impl<B: Member, K: Kind<B>> Input<B> for Option<ReplicaTensor<B, K>> {
     type Primitive = Option<K::Primitive>;
 
+    #[inline]
     fn device(&self) -> Option<&ReplicaDevice<B>> {
         self.as_ref().and_then(Input::device)
     }
 
-    fn is_home(&self) -> bool {
-        self.as_ref().is_none_or(Input::is_home)
+    #[inline]
+    fn distance(&self) -> Distance {
+        self.as_ref().map_or(Distance::Inline, Input::distance)
     }
 
-    fn into_home(self) -> Self::Primitive {
-        self.map(Input::into_home)
+    #[inline]
+    fn into_home(self) -> (Option<ReplicaDevice<B>>, Self::Primitive) {
+        self.map(ReplicaTensor::into_home).unzip()
     }
 
     fn erase(self) -> Option<Tensor<B>> {
@@ -92,12 +112,14 @@ impl<B: Member, K: Kind<B>> Inputs<B> for Vec<ReplicaTensor<B, K>> {
         common_device(operation, self.iter().map(Input::device))
     }
 
-    fn is_home(&self) -> bool {
-        self.iter().all(Input::is_home)
+    #[inline]
+    fn distance(&self) -> Distance {
+        self.iter().map(Input::distance).max().unwrap_or(Distance::Inline)
     }
 
-    fn into_home(self) -> Self::Primitives {
-        self.into_iter().map(Input::into_home).collect()
+    fn into_home(self) -> (ReplicaDevice<B>, Self::Primitives) {
+        let (devices, primitives): (Vec<_>, _) = self.into_iter().map(ReplicaTensor::into_home).unzip();
+        (devices.into_iter().next().expect("an operation has an input"), primitives)
     }
 
     fn erase(self) -> Vec<Option<Tensor<B>>> {
@@ -114,22 +136,33 @@ macro_rules! inputs {
         impl<B: Member, $($input: Input<B>),+> Inputs<B> for ($($input,)+) {
             type Primitives = ($($input::Primitive,)+);
 
+            #[inline]
             fn device(&self, operation: &str) -> &ReplicaDevice<B> {
                 #[allow(non_snake_case)]
                 let ($($input,)+) = self;
                 common_device(operation, [$($input.device()),+].into_iter())
             }
 
-            fn is_home(&self) -> bool {
+            #[inline]
+            fn distance(&self) -> Distance {
                 #[allow(non_snake_case)]
                 let ($($input,)+) = self;
-                $($input.is_home())&&+
+                let mut furthest = Distance::Inline;
+                $(furthest = furthest.max($input.distance());)+
+                furthest
             }
 
-            fn into_home(self) -> Self::Primitives {
+            #[inline]
+            fn into_home(self) -> (ReplicaDevice<B>, Self::Primitives) {
                 #[allow(non_snake_case)]
                 let ($($input,)+) = self;
-                ($($input.into_home(),)+)
+                let mut first = None;
+                let primitives = ($({
+                    let (device, primitive) = $input.into_home();
+                    first = first.or(device);
+                    primitive
+                },)+);
+                (first.expect("an operation has an input"), primitives)
             }
 
             fn erase(self) -> Vec<Option<Tensor<B>>> {
@@ -159,8 +192,8 @@ pub(crate) trait Outputs<B: Member>: Sized {
     type Specs;
     type Primitives;
     fn specs(specs: Self::Specs) -> Vec<Spec>;
-    /// Results that are at home.
-    fn at_home(results: Self::Primitives, device: &ReplicaDevice<B>) -> Self;
+    /// Results that are at home, of inputs that were no further away than `inputs`.
+    fn at_home(results: Self::Primitives, device: ReplicaDevice<B>, inputs: Distance) -> Self;
     fn erase(results: Self::Primitives) -> Vec<Value<B>>;
     fn restore(tensors: Vec<Tensor<B>>) -> Self;
     fn full(index: usize) -> Full<B>;
@@ -174,8 +207,9 @@ impl<B: Member, K: Kind<B>> Outputs<B> for ReplicaTensor<B, K> {
         vec![spec]
     }
 
-    fn at_home(result: K::Primitive, device: &ReplicaDevice<B>) -> Self {
-        ReplicaTensor::at_home(result, device)
+    #[inline]
+    fn at_home(result: K::Primitive, device: ReplicaDevice<B>, inputs: Distance) -> Self {
+        ReplicaTensor::at_home(result, device, inputs)
     }
 
     fn erase(result: K::Primitive) -> Vec<Value<B>> {
@@ -199,8 +233,8 @@ impl<B: Member, K: Kind<B>, L: Kind<B>> Outputs<B> for (ReplicaTensor<B, K>, Rep
         vec![first, second]
     }
 
-    fn at_home((first, second): Self::Primitives, device: &ReplicaDevice<B>) -> Self {
-        (Outputs::at_home(first, device), Outputs::at_home(second, device))
+    fn at_home((first, second): Self::Primitives, device: ReplicaDevice<B>, inputs: Distance) -> Self {
+        (Outputs::at_home(first, device.clone(), inputs), Outputs::at_home(second, device, inputs))
     }
 
     fn erase((first, second): Self::Primitives) -> Vec<Value<B>> {
@@ -226,8 +260,8 @@ impl<B: Member, K: Kind<B>> Outputs<B> for Vec<ReplicaTensor<B, K>> {
         specs
     }
 
-    fn at_home(results: Self::Primitives, device: &ReplicaDevice<B>) -> Self {
-        results.into_iter().map(|result| Outputs::at_home(result, device)).collect()
+    fn at_home(results: Self::Primitives, device: ReplicaDevice<B>, inputs: Distance) -> Self {
+        results.into_iter().map(|result| Outputs::at_home(result, device.clone(), inputs)).collect()
     }
 
     fn erase(results: Self::Primitives) -> Vec<Value<B>> {
@@ -246,6 +280,7 @@ impl<B: Member, K: Kind<B>> Outputs<B> for Vec<ReplicaTensor<B, K>> {
 /// # Panics
 ///
 /// If the inputs are on different devices.
+#[inline]
 fn common_device<'a, B: Member>(
     operation: &str,
     devices: impl Iterator<Item = Option<&'a ReplicaDevice<B>>>,
@@ -253,10 +288,16 @@ fn common_device<'a, B: Member>(
     let mut devices = devices.flatten();
     let first = devices.next().expect("an operation has an input");
     for other in devices {
-        assert!(
-            first == other,
-            "{operation}: one tensor is on {first:?}, another on {other:?}; move them to one device with to_device first"
-        );
+        if first != other {
+            different_devices(operation, first, other);
+        }
     }
     first
+}
+
+#[cold]
+fn different_devices<B: Member>(operation: &str, first: &ReplicaDevice<B>, other: &ReplicaDevice<B>) -> ! {
+    panic!(
+        "{operation}: one tensor is on {first:?}, another on {other:?}; move them to one device with to_device first"
+    )
 }

@@ -32,7 +32,7 @@ pub(crate) async fn into_data<B: Member, K: Kind<B>>(
 ) -> Result<TensorData, ExecutionError> {
     if !tensor.placement().is_spread() {
         tensor.device_ref().group.assert_whole();
-        return K::erase(tensor.into_home()).into_data().await;
+        return K::erase(tensor.into_home().1).into_data().await;
     }
     let tensor = tensor.erase();
     let device = tensor.device.clone();

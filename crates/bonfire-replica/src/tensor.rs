@@ -1,6 +1,7 @@
 //! The tensor of a replica: one shape and dtype, and a placement that says where its parts are.
 
 use std::{
+    borrow::Borrow,
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
@@ -14,6 +15,7 @@ use burn_backend::{DType, QTensorPrimitive, Scalar, Shape, TensorMetadata, quant
 
 use crate::{
     Member, ReplicaDevice,
+    operands::Distance,
     value::{Full, Kind, Quantized, Value},
 };
 
@@ -26,12 +28,12 @@ pub struct ReplicaTensor<B: Member, K: Kind<B>> {
 /// Small results at home are kept as they are: no allocation beside the inner backend's own. What is spread, may be
 /// spread by several operations in turn, or has no storage of its own is shared by its handles.
 enum State<B: Member, K: Kind<B>> {
-    Home(K::Primitive),
+    Home(K::Inline),
     Shared { shape: Shape, storage: Arc<Storage<B>> },
 }
 
 /// Results at home of more elements than this are shared by their handles, so that bringing one to the members twice
-/// costs one move; below, the bookkeeping would cost more than the move.
+/// costs one move. Below, the bookkeeping would cost more.
 const SHARED_FROM: usize = 1024;
 
 impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
@@ -40,17 +42,19 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
         Self { device, state: State::Shared { shape, storage } }
     }
 
-    /// A result of an operation at home.
-    pub(crate) fn at_home(primitive: K::Primitive, device: &ReplicaDevice<B>) -> Self {
-        if primitive.shape().num_elements() > SHARED_FROM {
+    /// A result of an operation at home on inputs that were no further away than `inputs`. Those of small inputs alone
+    /// are taken to be small.
+    #[inline]
+    pub(crate) fn at_home(primitive: K::Primitive, device: ReplicaDevice<B>, inputs: Distance) -> Self {
+        if inputs > Distance::Inline && primitive.shape().num_elements() > SHARED_FROM {
             return Self::new(Tensor::at_home(K::erase(primitive), device));
         }
-        Self { device: device.clone(), state: State::Home(primitive) }
+        Self { device, state: State::Home(primitive.into()) }
     }
 
     /// A tensor on the home device; spread at once if the device is set to do so.
     pub(crate) fn fresh(primitive: K::Primitive, device: &ReplicaDevice<B>) -> Self {
-        Self::new(Tensor::at_home(K::erase(primitive), device).spread_if_eager())
+        Self::new(Tensor::at_home(K::erase(primitive), device.clone()).spread_if_eager())
     }
 
     /// A tensor of one value everywhere, which needs no storage until someone reads it.
@@ -76,34 +80,38 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
         }
     }
 
-    /// Whether the whole value is at home, or made there with no more work than an allocation.
-    pub(crate) fn is_home(&self) -> bool {
-        match &self.state {
-            State::Home(_) => true,
-            State::Shared { shape, storage } => match storage.placement {
-                Placement::Local => storage.shape == *shape,
-                Placement::Fill => shape.num_elements() <= SHARED_FROM,
-                Placement::Replicate | Placement::Shard { .. } | Placement::Partial { .. } => false,
-            },
-        }
+    #[inline]
+    pub(crate) fn distance(&self) -> Distance {
+        let State::Shared { shape, storage } = &self.state else { return Distance::Inline };
+        let is_home = match storage.placement {
+            Placement::Local => storage.shape == *shape,
+            Placement::Fill => shape.num_elements() <= SHARED_FROM,
+            Placement::Replicate | Placement::Shard { .. } | Placement::Partial { .. } => false,
+        };
+        if is_home { Distance::Shared } else { Distance::Away }
     }
 
-    /// The whole value on the home device; moved out if this is the last handle.
+    /// The device, and the whole value there; moved out if this is the last handle.
     ///
     /// # Panics
     ///
     /// If the tensor is spread.
-    pub(crate) fn into_home(self) -> K::Primitive {
-        match self.state {
-            State::Home(primitive) => primitive,
-            State::Shared { shape, storage } => K::restore(Tensor { shape, device: self.device, storage }.into_home()),
-        }
+    #[inline]
+    pub(crate) fn into_home(self) -> (ReplicaDevice<B>, K::Primitive) {
+        let Self { device, state } = self;
+        let primitive = match state {
+            State::Home(inline) => K::take(inline),
+            State::Shared { shape, storage } => {
+                K::restore(Tensor { shape, device: device.clone(), storage }.into_home())
+            }
+        };
+        (device, primitive)
     }
 
     /// The same without its kind.
     pub(crate) fn erase(self) -> Tensor<B> {
         match self.state {
-            State::Home(primitive) => Tensor::at_home(K::erase(primitive), &self.device),
+            State::Home(inline) => Tensor::at_home(K::erase(K::take(inline)), self.device),
             State::Shared { shape, storage } => Tensor { shape, device: self.device, storage },
         }
     }
@@ -112,7 +120,7 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
 impl<B: Member, K: Kind<B>> Clone for ReplicaTensor<B, K> {
     fn clone(&self) -> Self {
         let state = match &self.state {
-            State::Home(primitive) => State::Home(primitive.clone()),
+            State::Home(inline) => State::Home(inline.clone()),
             State::Shared { shape, storage } => {
                 storage.note_clone();
                 State::Shared { shape: shape.clone(), storage: storage.clone() }
@@ -132,21 +140,21 @@ impl<B: Member, K: Kind<B>> fmt::Debug for ReplicaTensor<B, K> {
 impl<B: Member, K: Kind<B>> TensorMetadata for ReplicaTensor<B, K> {
     fn dtype(&self) -> DType {
         match &self.state {
-            State::Home(primitive) => primitive.dtype(),
+            State::Home(inline) => inline.borrow().dtype(),
             State::Shared { storage, .. } => storage.dtype,
         }
     }
 
     fn shape(&self) -> Shape {
         match &self.state {
-            State::Home(primitive) => primitive.shape(),
+            State::Home(inline) => inline.borrow().shape(),
             State::Shared { shape, .. } => shape.clone(),
         }
     }
 
     fn rank(&self) -> usize {
         match &self.state {
-            State::Home(primitive) => primitive.rank(),
+            State::Home(inline) => inline.borrow().rank(),
             State::Shared { shape, .. } => shape.num_dims(),
         }
     }
@@ -155,7 +163,7 @@ impl<B: Member, K: Kind<B>> TensorMetadata for ReplicaTensor<B, K> {
 impl<B: Member> QTensorPrimitive for ReplicaTensor<B, Quantized> {
     fn scheme(&self) -> &QuantScheme {
         match &self.state {
-            State::Home(primitive) => primitive.scheme(),
+            State::Home(inline) => inline.scheme(),
             State::Shared { storage, .. } => match &storage.dtype {
                 DType::QFloat(scheme) => scheme,
                 other => panic!("a quantized tensor has a quantized dtype, not {other:?}"),
@@ -185,9 +193,9 @@ impl<B: Member> Tensor<B> {
     }
 
     /// A tensor that is not spread yet.
-    pub(crate) fn at_home(value: Value<B>, device: &ReplicaDevice<B>) -> Self {
+    pub(crate) fn at_home(value: Value<B>, device: ReplicaDevice<B>) -> Self {
         let shape = value.shape();
-        Self::new(shape.clone(), device.clone(), Storage::home(value, shape))
+        Self::new(shape.clone(), device, Storage::home(value, shape))
     }
 
     pub(crate) fn is_expanded(&self) -> bool {
@@ -218,6 +226,7 @@ impl<B: Member> Tensor<B> {
     /// # Panics
     ///
     /// If the tensor is spread.
+    #[inline(never)]
     pub(crate) fn into_home(self) -> Value<B> {
         let is_expanded = self.is_expanded();
         let Tensor { shape, device, storage } = self;

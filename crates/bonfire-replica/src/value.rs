@@ -1,6 +1,6 @@
 //! What a member holds of a tensor: a primitive of the inner backend, of one of four kinds.
 
-use std::fmt::Debug;
+use std::{borrow::Borrow, fmt::Debug};
 
 use bonfire_placement::PartialOp;
 use burn_backend::{
@@ -28,6 +28,11 @@ pub(crate) type Full<B> = fn(Shape, Scalar, &<B as BackendTypes>::Device, DType)
 pub trait Kind<B: Backend>: Send + Sync + 'static {
     /// The inner backend's tensor of this kind.
     type Primitive: TensorMetadata + 'static;
+    /// The same as it lies in a handle; boxed where it is large, so that handles of other kinds are not made larger by it
+    /// where Burn puts them side by side.
+    type Inline: From<Self::Primitive> + Borrow<Self::Primitive> + Clone + Send + Sync;
+    /// Takes it out of the handle.
+    fn take(inline: Self::Inline) -> Self::Primitive;
     /// Forgets the kind.
     fn erase(primitive: Self::Primitive) -> Value<B>;
     /// Remembers the kind.
@@ -41,13 +46,19 @@ pub trait Kind<B: Backend>: Send + Sync + 'static {
 }
 
 macro_rules! kind {
-    ($(#[$doc:meta])* $kind:ident, $primitive:ident, |$shape:ident, $value:ident, $device:ident, $dtype:ident| $full:expr) => {
+    ($(#[$doc:meta])* $kind:ident, $primitive:ident, $inline:ty, $take:expr, |$shape:ident, $value:ident, $device:ident, $dtype:ident| $full:expr) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub enum $kind {}
 
         impl<B: Backend> Kind<B> for $kind {
             type Primitive = B::$primitive;
+            type Inline = $inline;
+
+            #[inline]
+            fn take(inline: Self::Inline) -> Self::Primitive {
+                $take(inline)
+            }
 
             fn erase(primitive: Self::Primitive) -> Value<B> {
                 Value::$kind(primitive)
@@ -69,7 +80,7 @@ macro_rules! kind {
 
 kind!(
     /// Marks a float tensor.
-    Float, FloatTensorPrimitive,
+    Float, FloatTensorPrimitive, B::FloatTensorPrimitive, std::convert::identity,
     |shape, value, device, dtype| {
         // zeros and ones have bodies of their own in most backends; results must not differ from theirs.
         let bits = value.elem::<f64>().to_bits();
@@ -84,7 +95,7 @@ kind!(
 );
 kind!(
     /// Marks an integer tensor.
-    Int, IntTensorPrimitive,
+    Int, IntTensorPrimitive, B::IntTensorPrimitive, std::convert::identity,
     |shape, value, device, dtype| {
         match value {
             Scalar::Int(0) | Scalar::UInt(0) => B::int_zeros(shape, device, dtype.into()),
@@ -99,7 +110,7 @@ kind!(
 );
 kind!(
     /// Marks a bool tensor.
-    Bool, BoolTensorPrimitive,
+    Bool, BoolTensorPrimitive, B::BoolTensorPrimitive, std::convert::identity,
     |shape, value, device, dtype| {
         if value.elem::<bool>() {
             B::bool_ones(shape, device, dtype.into())
@@ -110,7 +121,7 @@ kind!(
 );
 kind!(
     /// Marks a quantized tensor.
-    Quantized, QuantizedTensorPrimitive,
+    Quantized, QuantizedTensorPrimitive, Box<B::QuantizedTensorPrimitive>, |inline: Box<_>| *inline,
     |_shape, _value, _device, dtype| never_filled(dtype)
 );
 
@@ -166,13 +177,13 @@ impl<B: Backend> Value<B> {
         }
     }
 
-    /// A value of the same kind as `self` from host data.
-    pub(crate) fn same_kind_from_data(&self, data: TensorData, device: &B::Device) -> Self {
+    /// Makes values of the kind of `self` from host data.
+    pub(crate) fn from_data(&self) -> fn(TensorData, &B::Device) -> Self {
         match self {
-            Value::Float(_) => Value::Float(B::float_from_data(data, device)),
-            Value::Int(_) => Value::Int(B::int_from_data(data, device)),
-            Value::Bool(_) => Value::Bool(B::bool_from_data(data, device)),
-            Value::Quantized(_) => Value::Quantized(B::q_from_data(data, device)),
+            Value::Float(_) => |data, device| Value::Float(B::float_from_data(data, device)),
+            Value::Int(_) => |data, device| Value::Int(B::int_from_data(data, device)),
+            Value::Bool(_) => |data, device| Value::Bool(B::bool_from_data(data, device)),
+            Value::Quantized(_) => |data, device| Value::Quantized(B::q_from_data(data, device)),
         }
     }
 
