@@ -16,22 +16,6 @@ use rounds::{Goal, Rounds};
 
 /// `cargo bench --bench steps -- tiny` measures only the figures whose group has that word: cnn, mlp, tiny, controller.
 fn main() {
-    {
-        use burn::tensor::backend::BackendTypes;
-        use burn_flex::*;
-        type R = bonfire::Replica<Flex>;
-        eprintln!(
-            "flex {} q {} replica {} q {} shape {} dtype {} tp {} {}",
-            size_of::<FlexTensor>(),
-            size_of::<<Flex as BackendTypes>::QuantizedTensorPrimitive>(),
-            size_of::<<R as BackendTypes>::FloatTensorPrimitive>(),
-            size_of::<<R as BackendTypes>::QuantizedTensorPrimitive>(),
-            size_of::<burn::tensor::Shape>(),
-            size_of::<burn::tensor::DType>(),
-            size_of::<burn::tensor::TensorPrimitive<Flex>>(),
-            size_of::<burn::tensor::TensorPrimitive<R>>()
-        );
-    }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |group: &str| wanted.is_empty() || wanted.iter().any(|word| group.contains(word.as_str()));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
