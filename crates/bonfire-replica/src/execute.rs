@@ -16,18 +16,55 @@ use crate::{
     value::{Full, Value, identity},
 };
 
-/// An operation: its name, its rule, and when it is worth sharing.
+/// What must be known of an operation at once: the rest is an outline that is asked for when it is needed.
+#[derive(Clone, Copy)]
 pub(crate) struct Call {
     /// Named in errors.
-    pub(crate) name: &'static str,
-    pub(crate) op: Op,
+    name: &'static str,
     /// Multiply-adds, for the operations that may spread tensors that are still at home; 0 for all others.
-    pub(crate) work: usize,
+    work: usize,
+}
+
+impl Call {
+    /// An operation that runs where its inputs are.
+    pub(crate) fn light(name: &'static str) -> Self {
+        Self { name, work: 0 }
+    }
+
+    /// One that may be worth spreading its inputs.
+    pub(crate) fn heavy(name: &'static str, work: usize) -> Self {
+        Self { name, work }
+    }
+}
+
+/// How an operation can be shared.
+pub(crate) struct Rule {
+    op: Op,
     /// The rule speaks of the first `num_planned` inputs; those after them (indices, say) are needed whole.
-    pub(crate) num_planned: usize,
-    pub(crate) linearity: Linearity,
+    num_planned: usize,
+    linearity: Linearity,
     /// Whether each element of the output is made of the elements that broadcasting puts beside each other.
-    pub(crate) is_elementwise: bool,
+    is_elementwise: bool,
+}
+
+impl Rule {
+    pub(crate) fn new(op: Op) -> Self {
+        Self { op, num_planned: usize::MAX, linearity: Linearity::Nonlinear, is_elementwise: false }
+    }
+
+    /// Of an operation whose members compute their own elements.
+    pub(crate) fn elementwise(linearity: Linearity) -> Self {
+        let op = Op::Aligned { blocked: Vec::new(), num_outputs: 1 };
+        Self { linearity, is_elementwise: true, ..Self::new(op) }
+    }
+
+    pub(crate) fn planned(self, num_planned: usize) -> Self {
+        Self { num_planned, ..self }
+    }
+
+    pub(crate) fn linear(self) -> Self {
+        Self { linearity: Linearity::Linear, ..self }
+    }
 }
 
 /// Whether an operation on sums that are not formed yet can run on their parts.
@@ -40,33 +77,6 @@ pub(crate) enum Linearity {
     Linear,
     /// Yes, but it rounds each part: only where nobody else will form the same sum, for a tensor that was never cloned.
     Scaling,
-}
-
-impl Call {
-    pub(crate) fn new(name: &'static str, op: Op) -> Self {
-        Self { name, op, work: 0, num_planned: usize::MAX, linearity: Linearity::Nonlinear, is_elementwise: false }
-    }
-
-    /// An operation whose members compute their own elements.
-    pub(crate) fn elementwise(name: &'static str) -> Self {
-        Self { is_elementwise: true, ..Self::new(name, Op::Aligned { blocked: Vec::new(), num_outputs: 1 }) }
-    }
-
-    pub(crate) fn heavy(self, work: usize) -> Self {
-        Self { work, ..self }
-    }
-
-    pub(crate) fn planned(self, num_planned: usize) -> Self {
-        Self { num_planned, ..self }
-    }
-
-    pub(crate) fn linear(self) -> Self {
-        Self { linearity: Linearity::Linear, ..self }
-    }
-
-    pub(crate) fn scaling(self) -> Self {
-        Self { linearity: Linearity::Scaling, ..self }
-    }
 }
 
 /// What an output will be, told without running the operation.
@@ -135,7 +145,7 @@ impl Part<'_> {
 pub(crate) fn apply<B, I, O>(
     call: Call,
     inputs: I,
-    specs: impl FnOnce(&I) -> O::Specs,
+    outline: impl FnOnce(&I) -> (Rule, O::Specs),
     body: impl Fn(I::Primitives, &Part) -> O::Primitives + Send + Sync + 'static,
 ) -> O
 where
@@ -152,14 +162,15 @@ where
         return O::at_home(body(primitives, &Part::WHOLE), device, distance);
     }
     let device = device.clone();
-    let specs = O::specs(specs(&inputs));
-    O::restore(apply_erased::<B, I, O>(call, inputs.erase(), &specs, &device, body))
+    let (rule, specs) = outline(&inputs);
+    O::restore(apply_erased::<B, I, O>(call, rule, inputs.erase(), &O::specs(specs), &device, body))
 }
 
 /// As [`apply`], where some input is not simply at home or the operation is worth spreading.
 #[inline(never)]
 fn apply_erased<B, I, O>(
-    mut call: Call,
+    call: Call,
+    mut rule: Rule,
     mut inputs: Vec<Option<Tensor<B>>>,
     specs: &[Spec],
     device: &ReplicaDevice<B>,
@@ -173,21 +184,23 @@ where
     let mut known = resolve(&call, &inputs, specs);
     let mut expanded = None;
     if let Some([output]) = known.as_deref_mut() {
-        if expand::repeats_storage(&call.op, &inputs) {
+        if expand::repeats_storage(&rule.op, &inputs) {
             let input = inputs.into_iter().flatten().next().expect("a view has an input");
             return vec![Tensor { shape: output.shape.clone(), ..input }];
         }
-        if let Some(stored) = expand::store_small(&mut call.op, call.is_elementwise, &mut inputs, &output.shape) {
+        if let Some(stored) = expand::store_small(&mut rule.op, rule.is_elementwise, &mut inputs, &output.shape) {
             expanded = Some(std::mem::replace(&mut output.shape, stored));
         }
     }
 
-    let whole = Op::Whole { num_outputs: specs.len() };
-    let plan = plan(&call, if known.is_some() { &call.op } else { &whole }, &inputs, device);
+    if known.is_none() {
+        rule.op = Op::Whole { num_outputs: specs.len() };
+    }
+    let plan = plan(call.name, &rule, &inputs, device);
     let is_spread = inputs.iter().flatten().any(|input| input.storage.placement.is_spread());
     let is_split = plan.outputs.iter().any(|placement| !matches!(placement, Placement::Replicate));
     let mut outputs = if is_spread || is_split && worth_spreading(&call, device) {
-        apply_spread::<B, I, O>(&call, inputs, known, plan, device, body)
+        apply_spread::<B, I, O>(call.name, &rule, inputs, known, plan, device, body)
     } else {
         let values = inputs.into_iter().map(|input| input.map(Tensor::into_home)).collect();
         let part = Part { outputs: known.as_deref().unwrap_or_default(), ..Part::WHOLE };
@@ -202,7 +215,8 @@ where
 
 /// Runs the body on every member.
 fn apply_spread<B, I, O>(
-    call: &Call,
+    name: &'static str,
+    rule: &Rule,
     inputs: Vec<Option<Tensor<B>>>,
     known: Option<Vec<Known>>,
     plan: Plan,
@@ -214,15 +228,15 @@ where
     I: Inputs<B>,
     O: Outputs<B>,
 {
-    let is_statistic = gives_statistic(&call.op, &inputs);
+    let is_statistic = gives_statistic(&rule.op, &inputs);
     let (reply, replies) = known.is_none().then(|| bounded(1)).unzip();
     let parts: Vec<_> = plan.outputs.iter().map(|_| Parts::new(device.num_members())).collect();
     let order = device.group.order();
     form_sums(&order, &inputs, &plan);
     let task = OpTask::<B, _> {
-        name: call.name,
+        name,
         idle: idle_members(&plan, device.num_members()),
-        sources: sources(&order, inputs, plan.inputs, call.is_elementwise),
+        sources: sources(&order, inputs, plan.inputs, rule.is_elementwise),
         targets: parts.clone(),
         placements: plan.outputs.clone(),
         outputs: known.clone(),
@@ -300,18 +314,19 @@ fn resolve<B: Member>(call: &Call, inputs: &[Option<Tensor<B>>], specs: &[Spec])
         .collect()
 }
 
-fn plan<B: Member>(call: &Call, op: &Op, inputs: &[Option<Tensor<B>>], device: &ReplicaDevice<B>) -> Plan {
-    if let Some(plan) = linear_plan(call.linearity, inputs) {
+fn plan<B: Member>(name: &'static str, rule: &Rule, inputs: &[Option<Tensor<B>>], device: &ReplicaDevice<B>) -> Plan {
+    if let Some(plan) = linear_plan(rule.linearity, inputs) {
         return plan;
     }
     let operands: Vec<Operand> = inputs
         .iter()
-        .take(call.num_planned)
+        .take(rule.num_planned)
         .flatten()
         .map(|input| Operand { placement: input.storage.planned(), shape: &input.shape })
         .collect();
-    op.plan(&operands, &device.group.options.shares, device.num_members())
-        .unwrap_or_else(|error| panic!("{}: {error}, for inputs {}", call.name, Shapes(inputs)))
+    rule.op
+        .plan(&operands, &device.group.options.shares, device.num_members())
+        .unwrap_or_else(|error| panic!("{name}: {error}, for inputs {}", Shapes(inputs)))
 }
 
 /// A linear operation on parts of sums gives parts of a sum. Zeros are a sum of zeros.

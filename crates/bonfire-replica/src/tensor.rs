@@ -80,6 +80,11 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
         }
     }
 
+    /// Whether every element is zero without anyone looking.
+    pub(crate) fn is_zero_fill(&self) -> bool {
+        matches!(&self.state, State::Shared { storage, .. } if storage.is_zero_fill())
+    }
+
     #[inline]
     pub(crate) fn distance(&self) -> Distance {
         let State::Shared { shape, storage } = &self.state else { return Distance::Inline };

@@ -77,7 +77,7 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
 
     fn float_neg(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let dtype = tensor.dtype();
-        on_each(Call::elementwise("float_neg").linear(), tensor, dtype, B::float_neg)
+        on_each("float_neg", Linearity::Linear, tensor, dtype, B::float_neg)
     }
 
     additive_methods! { FloatTensor:
@@ -146,8 +146,12 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
 
     fn float_cross(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
         let spec = Spec::inferred(broadcast(&[&lhs.shape(), &rhs.shape()]), lhs.dtype());
-        let call = Call::new("float_cross", aligned(vec![dim]));
-        apply(call, (lhs, rhs), |_| spec, move |(x, y), _| B::float_cross(x, y, dim))
+        apply(
+            Call::light("float_cross"),
+            (lhs, rhs),
+            |_| (Rule::new(aligned(vec![dim])), spec),
+            move |(x, y), _| B::float_cross(x, y, dim),
+        )
     }
 
     view_methods! { FloatTensor:
@@ -172,15 +176,20 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     ) -> FloatTensor<Self> {
         let spec = Spec::new(data.shape(), data.dtype());
         apply(
-            whole("float_scatter_nd"),
+            Call::light("float_scatter_nd"),
             (data, indices, values),
-            |_| spec,
+            |_| (whole(), spec),
             move |(x, i, v), _| B::float_scatter_nd(x, i, v, reduction),
         )
     }
 
     fn float_gather_nd(data: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        apply(whole("float_gather_nd"), (data, indices), |_| Spec::Unknown, |(x, i), _| B::float_gather_nd(x, i))
+        apply(
+            Call::light("float_gather_nd"),
+            (data, indices),
+            |_| (whole(), Spec::Unknown),
+            |(x, i), _| B::float_gather_nd(x, i),
+        )
     }
 
     fn float_select_add(
@@ -331,9 +340,9 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
         let spec = Spec::inferred(shape, tensor.dtype());
         let op = batch_shared(vec![0], vec![Role::Split, Role::Split], vec![Yield::Split]);
         apply(
-            Call::new("float_grid_sample_2d", op),
+            Call::light("float_grid_sample_2d"),
             (tensor, grid),
-            |_| spec,
+            |_| (Rule::new(op), spec),
             move |(x, g), _| B::float_grid_sample_2d(x, g, options.clone()),
         )
     }

@@ -131,15 +131,20 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
     ) -> IntTensor<Self> {
         let spec = Spec::new(data.shape(), data.dtype());
         apply(
-            whole("int_scatter_nd"),
+            Call::light("int_scatter_nd"),
             (data, indices, values),
-            |_| spec,
+            |_| (whole(), spec),
             move |(x, i, v), _| B::int_scatter_nd(x, i, v, reduction),
         )
     }
 
     fn int_gather_nd(data: IntTensor<Self>, indices: IntTensor<Self>) -> IntTensor<Self> {
-        apply(whole("int_gather_nd"), (data, indices), |_| Spec::Unknown, |(x, i), _| B::int_gather_nd(x, i))
+        apply(
+            Call::light("int_gather_nd"),
+            (data, indices),
+            |_| (whole(), Spec::Unknown),
+            |(x, i), _| B::int_gather_nd(x, i),
+        )
     }
 
     fn int_select_add(

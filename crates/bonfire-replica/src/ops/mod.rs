@@ -20,7 +20,7 @@ use burn_backend::{
 
 use crate::{
     Member, ReplicaTensor,
-    execute::{Call, Part, Spec, apply},
+    execute::{Call, Linearity, Part, Rule, Spec, apply},
     value::Kind,
 };
 
@@ -31,7 +31,7 @@ pub(crate) fn unary<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    on_each(Call::elementwise(name), tensor, dtype, body)
+    on_each(name, Linearity::Nonlinear, tensor, dtype, body)
 }
 
 /// Elementwise on one tensor, and the sum of the results is the result of the sum, up to rounding.
@@ -41,7 +41,7 @@ pub(crate) fn scaling<B: Member, I: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    on_each(Call::elementwise(name).scaling(), tensor, dtype, body)
+    on_each(name, Linearity::Scaling, tensor, dtype, body)
 }
 
 /// The sum or difference of two tensors of one kind and dtype.
@@ -52,7 +52,7 @@ pub(crate) fn additive<B: Member, K: Kind<B>>(
     body: impl Fn(K::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let dtype = lhs.dtype();
-    on_pairs(Call::elementwise(name).linear(), lhs, rhs, dtype, body)
+    on_pairs(name, Linearity::Linear, lhs, rhs, dtype, body)
 }
 
 /// Elementwise on two tensors of one kind, which must be of one dtype.
@@ -63,32 +63,35 @@ pub(crate) fn arithmetic<B: Member, K: Kind<B>, O: Kind<B>>(
     dtype: impl Into<DType>,
     body: impl Fn(K::Primitive, K::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    on_pairs(Call::elementwise(name), lhs, rhs, dtype, body)
+    on_pairs(name, Linearity::Nonlinear, lhs, rhs, dtype, body)
 }
 
 /// What [`unary`] and [`scaling`] share, which differ in what they say of sums.
 pub(crate) fn on_each<B: Member, I: Kind<B>, O: Kind<B>>(
-    call: Call,
+    name: &'static str,
+    linearity: Linearity,
     tensor: ReplicaTensor<B, I>,
     dtype: impl Into<DType>,
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    apply(call, (tensor,), |(tensor,)| Spec::new(tensor.shape(), dtype), move |(x,), _| body(x))
+    let outline = |(tensor,): &(ReplicaTensor<B, I>,)| (Rule::elementwise(linearity), Spec::new(tensor.shape(), dtype));
+    apply(Call::light(name), (tensor,), outline, move |(x,), _| body(x))
 }
 
 /// What [`arithmetic`] and [`additive`] share, which differ in what they say of sums.
 fn on_pairs<B: Member, K: Kind<B>, O: Kind<B>>(
-    call: Call,
+    name: &'static str,
+    linearity: Linearity,
     lhs: ReplicaTensor<B, K>,
     rhs: ReplicaTensor<B, K>,
     dtype: impl Into<DType>,
     body: impl Fn(K::Primitive, K::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
-    let spec = |(lhs, rhs): &(ReplicaTensor<B, K>, ReplicaTensor<B, K>)| {
+    let outline = |(lhs, rhs): &(ReplicaTensor<B, K>, ReplicaTensor<B, K>)| {
         let shape = same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| broadcast(&[&lhs.shape(), &rhs.shape()]));
-        Spec::inferred(shape, dtype)
+        (Rule::elementwise(linearity), Spec::inferred(shape, dtype))
     };
-    apply(call, (lhs, rhs), spec, move |(x, y), _| body(x, y))
+    apply(Call::light(name), (lhs, rhs), outline, move |(x, y), _| body(x, y))
 }
 
 /// Elementwise on two tensors that broadcast.
@@ -100,9 +103,11 @@ pub(crate) fn binary<B: Member, L: Kind<B>, R: Kind<B>, O: Kind<B>>(
     body: impl Fn(L::Primitive, R::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
     apply(
-        Call::elementwise(name),
+        Call::light(name),
         (lhs, rhs),
-        |(lhs, rhs)| Spec::inferred(broadcast(&[&lhs.shape(), &rhs.shape()]), dtype),
+        |(lhs, rhs)| {
+            (Rule::elementwise(Linearity::Nonlinear), Spec::inferred(broadcast(&[&lhs.shape(), &rhs.shape()]), dtype))
+        },
         move |(x, y), _| body(x, y),
     )
 }
@@ -116,14 +121,16 @@ pub(crate) fn mask_where<B: Member, K: Kind<B>, M: Kind<B>>(
     body: impl Fn(K::Primitive, M::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     apply(
-        Call::elementwise(name),
+        Call::light(name),
         (tensor, mask, value),
         |(tensor, mask, value)| {
-            Spec::inferred(
-                same_dtype(&[tensor.dtype(), value.dtype()])
-                    .and_then(|()| broadcast(&[&tensor.shape(), &mask.shape(), &value.shape()])),
-                tensor.dtype(),
-            )
+            (Rule::elementwise(Linearity::Nonlinear), {
+                Spec::inferred(
+                    same_dtype(&[tensor.dtype(), value.dtype()])
+                        .and_then(|()| broadcast(&[&tensor.shape(), &mask.shape(), &value.shape()])),
+                    tensor.dtype(),
+                )
+            })
         },
         move |(x, m, v), _| body(x, m, v),
     )
@@ -139,9 +146,9 @@ pub(crate) fn along<B: Member, I: Kind<B>, O: Kind<B>>(
     body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
     apply(
-        Call::new(name, aligned(vec![dim])),
+        Call::light(name),
         (tensor,),
-        |(tensor,)| Spec::inferred(with_length(tensor.shape(), dim, length), dtype),
+        |(tensor,)| (Rule::new(aligned(vec![dim])), Spec::inferred(with_length(tensor.shape(), dim, length), dtype)),
         move |(x,), _| body(x),
     )
 }
@@ -161,7 +168,7 @@ pub(crate) fn along_with_indices<B: Member, K: Kind<B>, L: Kind<B>>(
         .unwrap_or_else(|| index_dtype(name, &tensor, few(&tensor.shape(), dim, length), |x| body(x).1.dtype()));
     let specs = (Spec::inferred(shape.clone(), tensor.dtype()), Spec::inferred(shape, indices_dtype));
     let op = Op::Aligned { blocked: vec![dim], num_outputs: 2 };
-    apply(Call::new(name, op), (tensor,), |_| specs, move |(x,), _| body(x))
+    apply(Call::light(name), (tensor,), |_| (Rule::new(op), specs), move |(x,), _| body(x))
 }
 
 /// As [`along`], for indices of the dtype that the inner backend chooses.
@@ -205,7 +212,7 @@ pub(crate) fn cat<B: Member, K: Kind<B>>(
     let shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape()).collect();
     let dtypes: Vec<DType> = tensors.iter().map(|tensor| tensor.dtype()).collect();
     let spec = Spec::inferred(same_dtype(&dtypes).and_then(|()| Shape::cat(shapes.iter(), dim)), dtypes[0]);
-    apply(Call::new(name, aligned(vec![dim])).linear(), tensors, |_| spec, move |xs, _| body(xs, dim))
+    apply(Call::light(name), tensors, |_| (Rule::new(aligned(vec![dim])).linear(), spec), move |xs, _| body(xs, dim))
 }
 
 /// The same values in another shape.
@@ -215,14 +222,17 @@ pub(crate) fn reshape<B: Member, K: Kind<B>>(
     shape: Shape,
     body: impl Fn(K::Primitive, Shape) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let inferred = if shape.num_elements() == tensor.shape().num_elements() {
-        Ok(shape.clone())
-    } else {
-        Err(MetadataError::IncompatibleShapes { left: tensor.shape(), right: shape.clone() })
+    let to = shape.clone();
+    let outline = |(tensor,): &(ReplicaTensor<B, K>,)| {
+        let from = tensor.shape();
+        let op = Op::Reshape { to: to.to_vec() };
+        let inferred = match to.num_elements() == from.num_elements() {
+            true => Ok(to),
+            false => Err(MetadataError::IncompatibleShapes { left: from, right: to }),
+        };
+        (Rule::new(op), Spec::inferred(inferred, tensor.dtype()))
     };
-    let spec = Spec::inferred(inferred, tensor.dtype());
-    let call = Call::new(name, Op::Reshape { to: shape.to_vec() });
-    apply(call, (tensor,), |_| spec, move |(x,), part| body(x, part.shape(0, &shape)))
+    apply(Call::light(name), (tensor,), outline, move |(x,), part| body(x, part.shape(0, &shape)))
 }
 
 /// Dims in another order: output dim `i` is input dim `axes[i]`.
@@ -232,14 +242,12 @@ pub(crate) fn permute<B: Member, K: Kind<B>>(
     axes: &[usize],
     body: impl Fn(K::Primitive, &[usize]) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
+    let outline = |(tensor,): &(ReplicaTensor<B, K>,)| {
+        let spec = Spec::inferred(tensor.shape().permuted(axes), tensor.dtype());
+        (Rule::new(Op::Permute { axes: axes.to_vec() }), spec)
+    };
     let axes = axes.to_vec();
-    let permuted = tensor.shape().permuted(&axes);
-    apply(
-        Call::new(name, Op::Permute { axes: axes.clone() }),
-        (tensor,),
-        |(tensor,)| Spec::inferred(permuted, tensor.dtype()),
-        move |(x,), _| body(x, &axes),
-    )
+    apply(Call::light(name), (tensor,), outline, move |(x,), _| body(x, &axes))
 }
 
 /// Two dims exchanged.
@@ -250,21 +258,19 @@ pub(crate) fn swap_dims<B: Member, K: Kind<B>>(
     dim2: usize,
     body: impl Fn(K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let rank = tensor.shape().num_dims();
+    let rank = tensor.rank();
     if rank < 2 {
         // Nothing to exchange; a transpose of it is itself.
         return tensor;
     }
-    let mut axes: Vec<usize> = (0..rank).collect();
-    if dim1 < rank && dim2 < rank {
-        axes.swap(dim1, dim2);
-    }
-    apply(
-        Call::new(name, Op::Permute { axes }),
-        (tensor,),
-        |(tensor,)| Spec::inferred(tensor.shape().swapped(dim1, dim2), tensor.dtype()),
-        move |(x,), _| body(x),
-    )
+    let outline = |(tensor,): &(ReplicaTensor<B, K>,)| {
+        let mut axes: Vec<usize> = (0..rank).collect();
+        if dim1 < rank && dim2 < rank {
+            axes.swap(dim1, dim2);
+        }
+        (Rule::new(Op::Permute { axes }), Spec::inferred(tensor.shape().swapped(dim1, dim2), tensor.dtype()))
+    };
+    apply(Call::light(name), (tensor,), outline, move |(x,), _| body(x))
 }
 
 /// Dims of length 1, and new leading dims, repeated without a copy.
@@ -274,9 +280,12 @@ pub(crate) fn expand<B: Member, K: Kind<B>>(
     shape: Shape,
     body: impl Fn(K::Primitive, Shape) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let spec = Spec::inferred(tensor.shape().expand(shape.clone()), tensor.dtype());
-    let call = Call::new(name, Op::Expand { to: shape.to_vec() });
-    apply(call, (tensor,), |_| spec, move |(x,), part| body(x, part.shape(0, &shape)))
+    let to = shape.clone();
+    let outline = |(tensor,): &(ReplicaTensor<B, K>,)| {
+        let op = Op::Expand { to: to.to_vec() };
+        (Rule::new(op), Spec::inferred(tensor.shape().expand(to), tensor.dtype()))
+    };
+    apply(Call::light(name), (tensor,), outline, move |(x,), part| body(x, part.shape(0, &shape)))
 }
 
 /// Some dims reversed.
@@ -286,13 +295,11 @@ pub(crate) fn flip<B: Member, K: Kind<B>>(
     axes: &[usize],
     body: impl Fn(K::Primitive, &[usize]) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
+    let outline = |(tensor,): &(ReplicaTensor<B, K>,)| {
+        (Rule::new(aligned(axes.to_vec())).linear(), Spec::new(tensor.shape(), tensor.dtype()))
+    };
     let axes = axes.to_vec();
-    apply(
-        Call::new(name, aligned(axes.clone())).linear(),
-        (tensor,),
-        |(tensor,)| Spec::new(tensor.shape(), tensor.dtype()),
-        move |(x,), _| body(x, &axes),
-    )
+    apply(Call::light(name), (tensor,), outline, move |(x,), _| body(x, &axes))
 }
 
 /// A range of each dim.
@@ -308,9 +315,9 @@ pub(crate) fn slice<B: Member, K: Kind<B>>(
         *length = slice.output_size(*length);
     }
     apply(
-        Call::new(name, aligned(blocked)).linear(),
+        Call::light(name),
         (tensor,),
-        |(tensor,)| Spec::new(shape, tensor.dtype()),
+        |(tensor,)| (Rule::new(aligned(blocked)).linear(), Spec::new(shape, tensor.dtype())),
         move |(x,), _| body(x, &slices),
     )
 }
@@ -325,10 +332,12 @@ pub(crate) fn slice_assign<B: Member, K: Kind<B>>(
 ) -> ReplicaTensor<B, K> {
     let (slices, blocked) = relative(slices, &tensor.shape());
     apply(
-        Call::new(name, aligned(blocked)).linear(),
+        Call::light(name),
         (tensor, value),
         |(tensor, value)| {
-            Spec::inferred(same_dtype(&[tensor.dtype(), value.dtype()]).map(|()| tensor.shape()), tensor.dtype())
+            (Rule::new(aligned(blocked)).linear(), {
+                Spec::inferred(same_dtype(&[tensor.dtype(), value.dtype()]).map(|()| tensor.shape()), tensor.dtype())
+            })
         },
         move |(x, v), _| body(x, &slices, v),
     )
@@ -342,18 +351,16 @@ pub(crate) fn gather<B: Member, K: Kind<B>, I: Kind<B>>(
     indices: ReplicaTensor<B, I>,
     body: impl Fn(K::Primitive, I::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
-    let op = match shared_dim(&tensor) {
-        Some(shared) if !blocked.contains(&shared) => aligned(blocked),
-        _ if shared_dim(&indices) == Some(dim) => rows(vec![None, Some(dim)], vec![Some(dim)]),
-        _ => aligned(blocked),
+    let outline = |(tensor, indices): &(ReplicaTensor<B, K>, ReplicaTensor<B, I>)| {
+        let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
+        let op = match shared_dim(tensor) {
+            Some(shared) if !blocked.contains(&shared) => aligned(blocked),
+            _ if shared_dim(indices) == Some(dim) => rows(vec![None, Some(dim)], vec![Some(dim)]),
+            _ => aligned(blocked),
+        };
+        (Rule::new(op), Spec::new(indices.shape(), tensor.dtype()))
     };
-    apply(
-        Call::new(name, op),
-        (tensor, indices),
-        |(tensor, indices)| Spec::new(indices.shape(), tensor.dtype()),
-        move |(x, i), _| body(x, i),
-    )
+    apply(Call::light(name), (tensor, indices), outline, move |(x, i), _| body(x, i))
 }
 
 /// `value` combined into `tensor` along `dim`, one index per element of `value`.
@@ -365,16 +372,20 @@ pub(crate) fn scatter<B: Member, K: Kind<B>, I: Kind<B>>(
     value: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let op = match adds_to_zeros(&tensor) && [shared_dim(&indices), shared_dim(&value)].contains(&Some(dim)) {
-        true => rows(vec![None, Some(dim), Some(dim)], vec![None]),
-        false => aligned(blocked_by_indexing(dim, &tensor.shape(), &indices.shape())),
+    // The gradient of what a loss picked: with many classes, a tensor as large as the activations.
+    let work = tensor.shape().num_elements();
+    let outline = |(tensor, indices, value): &(ReplicaTensor<B, K>, ReplicaTensor<B, I>, ReplicaTensor<B, K>)| {
+        let op = match adds_to_zeros(tensor) && [shared_dim(indices), shared_dim(value)].contains(&Some(dim)) {
+            true => rows(vec![None, Some(dim), Some(dim)], vec![None]),
+            false => {
+                let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
+                let dims = (0..tensor.rank()).filter(|dim| !blocked.contains(dim)).collect();
+                batch_shared(dims, vec![Role::Split; 3], vec![Yield::Split])
+            }
+        };
+        (Rule::new(op), Spec::new(tensor.shape(), tensor.dtype()))
     };
-    apply(
-        Call::new(name, op),
-        (tensor, indices, value),
-        |(tensor, ..)| Spec::new(tensor.shape(), tensor.dtype()),
-        move |(x, i, v), _| body(x, i, v),
-    )
+    apply(Call::heavy(name, work), (tensor, indices, value), outline, move |(x, i, v), _| body(x, i, v))
 }
 
 /// Rows of `dim`, by a list of indices.
@@ -385,14 +396,16 @@ pub(crate) fn select<B: Member, K: Kind<B>, I: Kind<B>>(
     indices: ReplicaTensor<B, I>,
     body: impl Fn(K::Primitive, I::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let num_indices = indices.shape().num_elements();
-    let spec = Spec::inferred(with_length(tensor.shape(), dim, num_indices), tensor.dtype());
-    let is_kept = shared_dim(&tensor).is_some_and(|shared| shared != dim);
-    let call = match !is_kept && shared_dim(&indices) == Some(0) {
-        true => Call::new(name, rows(vec![None, Some(0)], vec![Some(dim)])),
-        false => Call::new(name, aligned(vec![dim])).planned(1),
+    let outline = |(tensor, indices): &(ReplicaTensor<B, K>, ReplicaTensor<B, I>)| {
+        let num_indices = indices.shape().num_elements();
+        let is_kept = shared_dim(tensor).is_some_and(|shared| shared != dim);
+        let rule = match !is_kept && shared_dim(indices) == Some(0) {
+            true => Rule::new(rows(vec![None, Some(0)], vec![Some(dim)])),
+            false => Rule::new(aligned(vec![dim])).planned(1),
+        };
+        (rule, Spec::inferred(with_length(tensor.shape(), dim, num_indices), tensor.dtype()))
     };
-    apply(call, (tensor, indices), |_| spec, move |(x, i), _| body(x, i))
+    apply(Call::light(name), (tensor, indices), outline, move |(x, i), _| body(x, i))
 }
 
 /// `value` combined into rows of `dim`, by a list of indices.
@@ -404,13 +417,15 @@ pub(crate) fn select_assign<B: Member, K: Kind<B>, I: Kind<B>>(
     value: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let spec = Spec::new(tensor.shape(), tensor.dtype());
-    let by_rows = shared_dim(&value) == Some(dim) || shared_dim(&value).is_none() && shared_dim(&indices) == Some(0);
-    let call = match adds_to_zeros(&tensor) && by_rows {
-        true => Call::new(name, rows(vec![None, Some(dim), Some(0)], vec![None])),
-        false => Call::new(name, aligned(vec![dim])).planned(2),
+    let outline = |(tensor, value, indices): &(ReplicaTensor<B, K>, ReplicaTensor<B, K>, ReplicaTensor<B, I>)| {
+        let by_rows = shared_dim(value) == Some(dim) || shared_dim(value).is_none() && shared_dim(indices) == Some(0);
+        let rule = match adds_to_zeros(tensor) && by_rows {
+            true => Rule::new(rows(vec![None, Some(dim), Some(0)], vec![None])),
+            false => Rule::new(aligned(vec![dim])).planned(2),
+        };
+        (rule, Spec::new(tensor.shape(), tensor.dtype()))
     };
-    apply(call, (tensor, value, indices), |_| spec, move |(x, v, i), _| body(x, i, v))
+    apply(Call::light(name), (tensor, value, indices), outline, move |(x, v, i), _| body(x, i, v))
 }
 
 /// Windows of a dim, in a new last dim.
@@ -429,9 +444,9 @@ pub(crate) fn unfold<B: Member, K: Kind<B>>(
         }
     };
     apply(
-        Call::new(name, aligned(vec![dim])),
+        Call::light(name),
         (tensor,),
-        |(tensor,)| Spec::inferred(shape, tensor.dtype()),
+        |(tensor,)| (Rule::new(aligned(vec![dim])), Spec::inferred(shape, tensor.dtype())),
         move |(x,), _| body(x),
     )
 }
@@ -446,9 +461,11 @@ pub(crate) fn reduce_dim<B: Member, I: Kind<B>, O: Kind<B>>(
     body: impl Fn(I::Primitive, &Part) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
     apply(
-        Call::new(name, Op::Reduce { dim, reduction }),
+        Call::light(name),
         (tensor,),
-        |(tensor,)| Spec::inferred(with_length(tensor.shape(), dim, 1), dtype),
+        |(tensor,)| {
+            (Rule::new(Op::Reduce { dim, reduction }), Spec::inferred(with_length(tensor.shape(), dim, 1), dtype))
+        },
         move |(x,), part| body(x, part),
     )
 }
@@ -462,9 +479,9 @@ pub(crate) fn reduce_all<B: Member, I: Kind<B>, O: Kind<B>>(
     body: impl Fn(I::Primitive, &Part) -> O::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, O> {
     apply(
-        Call::new(name, Op::ReduceAll { reduction }),
+        Call::light(name),
         (tensor,),
-        |_| Spec::new([1], dtype),
+        |_| (Rule::new(Op::ReduceAll { reduction }), Spec::new([1], dtype)),
         move |(x,), part| body(x, part),
     )
 }
@@ -476,20 +493,18 @@ pub(crate) fn matmul<B: Member, K: Kind<B>>(
     rhs: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let shape =
-        same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| calculate_matmul_output(&lhs.shape(), &rhs.shape()));
     let multiply_adds = lhs.shape().num_elements() * rhs.shape().last().copied().unwrap_or(0);
-    apply(
-        Call::new(name, Op::Matmul).heavy(multiply_adds),
-        (lhs, rhs),
-        |(lhs, _)| Spec::inferred(shape, lhs.dtype()),
-        move |(x, y), _| body(x, y),
-    )
+    let outline = |(lhs, rhs): &(ReplicaTensor<B, K>, ReplicaTensor<B, K>)| {
+        let shape =
+            same_dtype(&[lhs.dtype(), rhs.dtype()]).and_then(|()| calculate_matmul_output(&lhs.shape(), &rhs.shape()));
+        (Rule::new(Op::Matmul), Spec::inferred(shape, lhs.dtype()))
+    };
+    apply(Call::heavy(name, multiply_adds), (lhs, rhs), outline, move |(x, y), _| body(x, y))
 }
 
-/// An operation without a rule: inputs are gathered, and every member runs it whole.
-pub(crate) fn whole(name: &'static str) -> Call {
-    Call::new(name, Op::Whole { num_outputs: 1 })
+/// No rule: inputs are gathered, and every member runs the operation whole.
+pub(crate) fn whole() -> Rule {
+    Rule::new(Op::Whole { num_outputs: 1 })
 }
 
 /// An op family that is shared out along one of `dims`, preferred first.
@@ -513,7 +528,7 @@ fn shared_dim<B: Member, K: Kind<B>>(tensor: &ReplicaTensor<B, K>) -> Option<usi
 /// Whether what is added to `tensor` may be added up by each member apart: it is the gradient of what was picked. Halves
 /// are summed whole.
 fn adds_to_zeros<B: Member, K: Kind<B>>(tensor: &ReplicaTensor<B, K>) -> bool {
-    tensor.tensor.storage.is_zero_fill() && !matches!(tensor.dtype(), DType::F16 | DType::BF16)
+    tensor.is_zero_fill() && !matches!(tensor.dtype(), DType::F16 | DType::BF16)
 }
 
 /// Length of `dim`; 0 if there is no such dim, which shape inference then reports.

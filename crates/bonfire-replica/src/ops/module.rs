@@ -54,11 +54,10 @@ macro_rules! conv {
             let spec = Spec::new(x.shape(), x.dtype());
             let work = conv_work(&Ok(output_grad.shape()), &weight.shape());
             let roles = vec![Role::Split, Role::Whole, Role::Split];
-            let call = Call::new(stringify!($x_backward), batch_shared(BATCH.into(), roles, vec![Yield::Split]));
             apply(
-                call.heavy(work),
+                Call::heavy(stringify!($x_backward), work),
                 (x, weight, output_grad),
-                |_| spec,
+                |_| (Rule::new(batch_shared(BATCH.into(), roles, vec![Yield::Split])), spec),
                 move |(x, w, g), _| B::$x_backward(x, w, g, options.clone()),
             )
         }
@@ -133,11 +132,10 @@ macro_rules! conv_transpose {
             let work = conv_work(&Ok(shape.clone()), &weight.shape());
             let spec = Spec::new(shape, output_grad.dtype());
             let roles = vec![Role::Whole, Role::Split];
-            let call = Call::new(stringify!($x_backward), batch_shared(BATCH.into(), roles, vec![Yield::Split]));
             apply(
-                call.heavy(work),
+                Call::heavy(stringify!($x_backward), work),
                 (weight, output_grad),
-                |_| spec,
+                |_| (Rule::new(batch_shared(BATCH.into(), roles, vec![Yield::Split])), spec),
                 move |(w, g), _| B::$x_backward(w, g, options.clone()),
             )
         }
@@ -174,7 +172,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let is_spread = matches!(indices.placement(), Placement::Shard { .. });
         let dims = if is_spread { vec![0, 1] } else { vec![0] };
         let op = batch_shared(dims, vec![Role::Whole, Role::Split], vec![Yield::Split]);
-        apply(Call::new("embedding", op).heavy(work), (weights, indices), |_| spec, |(w, i), _| B::embedding(w, i))
+        apply(
+            Call::heavy("embedding", work),
+            (weights, indices),
+            |_| (Rule::new(op), spec),
+            |(w, i), _| B::embedding(w, i),
+        )
     }
 
     fn embedding_backward(
@@ -185,64 +188,73 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let spec = Spec::new(weights.shape(), weights.dtype());
         let op = batch_shared(vec![0, 1], vec![Role::Whole, Role::Split, Role::Split], vec![Yield::Sum]);
         apply(
-            Call::new("embedding_backward", op),
+            Call::light("embedding_backward"),
             (weights, output_grad, indices),
-            |_| spec,
+            |_| (Rule::new(op), spec),
             |(w, g, i), _| B::embedding_backward(w, g, i),
         )
     }
 
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self> {
-        let rows = rows_of(&x.shape());
-        let inner = x.shape().last().copied().unwrap_or(0);
-        let shape = match weight.shape()[..] {
-            [inputs, outputs] if inputs == inner && bias_fits(&bias, outputs) && x.dtype() == weight.dtype() => {
-                with_length(x.shape(), rows.len(), outputs)
-            }
-            _ => Err(MetadataError::IncompatibleShapes { left: x.shape(), right: weight.shape() }),
-        };
         let work = x.shape().num_elements() * length(&weight.shape(), 1);
-        let mut roles = vec![Role::Split, Role::Whole];
-        roles.extend(bias.as_ref().map(|_| Role::Whole));
-        let call = Call::new("linear", batch_shared(rows, roles, vec![Yield::Split])).heavy(work);
-        let spec = Spec::inferred(shape, x.dtype());
-        apply(call, (x, weight, bias), |_| spec, |(x, w, b), _| B::linear(x, w, b))
+        apply(
+            Call::heavy("linear", work),
+            (x, weight, bias),
+            |(x, weight, bias)| {
+                let (shape, inner) = (x.shape(), last(x));
+                let rows = rows_of(&shape);
+                let shape = match weight.shape()[..] {
+                    [inputs, outputs] if inputs == inner && bias_fits(bias, outputs) && x.dtype() == weight.dtype() => {
+                        with_length(shape, rows.len(), outputs)
+                    }
+                    _ => Err(MetadataError::IncompatibleShapes { left: shape, right: weight.shape() }),
+                };
+                let mut roles = vec![Role::Split, Role::Whole];
+                roles.extend(bias.as_ref().map(|_| Role::Whole));
+                (Rule::new(batch_shared(rows, roles, vec![Yield::Split])), Spec::inferred(shape, x.dtype()))
+            },
+            |(x, w, b), _| B::linear(x, w, b),
+        )
     }
 
     fn linear_x_backward(weight: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        let rows = rows_of(&output_grad.shape());
-        let shape = with_length(output_grad.shape(), rows.len(), length(&weight.shape(), 0));
         let work = output_grad.shape().num_elements() * length(&weight.shape(), 0);
-        let op = batch_shared(rows, vec![Role::Whole, Role::Split], vec![Yield::Split]);
-        let spec = Spec::inferred(shape, output_grad.dtype());
         apply(
-            Call::new("linear_x_backward", op).heavy(work),
+            Call::heavy("linear_x_backward", work),
             (weight, output_grad),
-            |_| spec,
+            |(weight, output_grad)| {
+                let rows = rows_of(&output_grad.shape());
+                let shape = with_length(output_grad.shape(), rows.len(), length(&weight.shape(), 0));
+                let op = batch_shared(rows, vec![Role::Whole, Role::Split], vec![Yield::Split]);
+                (Rule::new(op), Spec::inferred(shape, output_grad.dtype()))
+            },
             |(w, g), _| B::linear_x_backward(w, g),
         )
     }
 
     fn linear_weight_backward(x: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        let rows = rows_of(&x.shape());
-        let last = |shape: Shape| shape.last().copied().unwrap_or(0);
-        let (inputs, outputs) = (last(x.shape()), last(output_grad.shape()));
-        let work = x.shape().num_elements() * outputs;
-        let op = batch_shared(rows, vec![Role::Split, Role::Split], vec![Yield::Sum]);
-        let spec = Spec::new([inputs, outputs], x.dtype());
+        let work = x.shape().num_elements() * last(&output_grad);
         apply(
-            Call::new("linear_weight_backward", op).heavy(work),
+            Call::heavy("linear_weight_backward", work),
             (x, output_grad),
-            |_| spec,
+            |(x, output_grad)| {
+                let op = batch_shared(rows_of(&x.shape()), vec![Role::Split, Role::Split], vec![Yield::Sum]);
+                (Rule::new(op), Spec::new([last(x), last(output_grad)], x.dtype()))
+            },
             |(x, g), _| B::linear_weight_backward(x, g),
         )
     }
 
     fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        let rows = rows_of(&output_grad.shape());
-        let spec = Spec::new([length(&output_grad.shape(), rows.len())], output_grad.dtype());
-        let op = batch_shared(rows, vec![Role::Split], vec![Yield::Sum]);
-        apply(Call::new("linear_bias_backward", op), (output_grad,), |_| spec, |(g,), _| B::linear_bias_backward(g))
+        apply(
+            Call::light("linear_bias_backward"),
+            (output_grad,),
+            |(output_grad,)| {
+                let op = batch_shared(rows_of(&output_grad.shape()), vec![Role::Split], vec![Yield::Sum]);
+                (Rule::new(op), Spec::new([last(output_grad)], output_grad.dtype()))
+            },
+            |(g,), _| B::linear_bias_backward(g),
+        )
     }
 
     conv!(1: conv1d conv1d_x_backward conv1d_weight_backward conv1d_bias_backward);
@@ -267,12 +279,11 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let mut roles = vec![Role::Split, Role::Split, Role::Whole];
         roles.extend(mask.as_ref().map(|_| Role::Split));
         roles.extend(bias.as_ref().map(|_| Role::Whole));
-        let call = Call::new("deform_conv2d", batch_shared(BATCH.into(), roles, vec![Yield::Split])).heavy(work);
         let spec = Spec::inferred(shape, x.dtype());
         apply(
-            call,
+            Call::heavy("deform_conv2d", work),
             (x, offset, weight, mask, bias),
-            |_| spec,
+            |_| (Rule::new(batch_shared(BATCH.into(), roles, vec![Yield::Split])), spec),
             move |(x, o, w, m, b), _| B::deform_conv2d(x, o, w, m, b, options.clone()),
         )
     }
@@ -303,12 +314,11 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         }
         roles.push(Role::Split);
         let (has_mask, has_bias) = (mask.is_some(), bias.is_some());
-        let call = Call::new("deform_conv2d_backward", batch_shared(BATCH.into(), roles, outputs)).heavy(work);
         let inputs = (x, offset, weight, mask, bias, output_grad);
         let grads: Vec<ReplicaTensor<B, Float>> = apply(
-            call,
+            Call::heavy("deform_conv2d_backward", work),
             inputs,
-            |_| specs,
+            |_| (Rule::new(batch_shared(BATCH.into(), roles, outputs)), specs),
             move |(x, o, w, m, b, g), _| {
                 let grads = B::deform_conv2d_backward(x, o, w, m, b, g, options.clone());
                 let mut list = vec![grads.x_grad, grads.offset_grad, grads.weight_grad];
@@ -336,7 +346,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let (batch, channels) = (length(&x.shape(), 0), length(&x.shape(), 1));
         let spec = Spec::new([batch, channels * kernel_size[0] * kernel_size[1], num_windows], x.dtype());
         let op = batch_shared(BATCH.into(), vec![Role::Split], vec![Yield::Split]);
-        apply(Call::new("unfold4d", op), (x,), |_| spec, move |(x,), _| B::unfold4d(x, kernel_size, options.clone()))
+        apply(
+            Call::light("unfold4d"),
+            (x,),
+            |_| (Rule::new(op), spec),
+            move |(x,), _| B::unfold4d(x, kernel_size, options.clone()),
+        )
     }
 
     fn avg_pool1d(
@@ -537,9 +552,9 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let spec = Spec::inferred(shape, query.dtype());
         let inputs = (query, key, value, mask, attn_bias);
         apply(
-            Call::new("attention", op).heavy(work),
+            Call::heavy("attention", work),
             inputs,
-            |_| spec,
+            |_| (Rule::new(op), spec),
             move |(q, k, v, m, b), _| B::attention(q, k, v, m, b, options),
         )
     }
@@ -555,8 +570,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         roles.extend(beta.as_ref().map(|_| Role::Whole));
         let fits = same_dtype(&[tensor.dtype(), gamma.dtype()]).map(|()| tensor.shape());
         let spec = Spec::inferred(fits, tensor.dtype());
-        let call = Call::new("layer_norm", batch_shared(rows, roles, vec![Yield::Split]));
-        apply(call, (tensor, gamma, beta), |_| spec, move |(x, g, b), _| B::layer_norm(x, g, b, epsilon))
+        apply(
+            Call::light("layer_norm"),
+            (tensor, gamma, beta),
+            |_| (Rule::new(batch_shared(rows, roles, vec![Yield::Split])), spec),
+            move |(x, g, b), _| B::layer_norm(x, g, b, epsilon),
+        )
     }
 
     fn ctc_loss(
@@ -576,7 +595,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
             false => (Op::Whole { num_outputs: 1 }, Spec::Unknown),
         };
         let inputs = (log_probs, targets, input_lengths, target_lengths);
-        apply(Call::new("ctc_loss", op), inputs, |_| spec, move |(p, t, i, l), _| B::ctc_loss(p, t, i, l, blank))
+        apply(
+            Call::light("ctc_loss"),
+            inputs,
+            |_| (Rule::new(op), spec),
+            move |(p, t, i, l), _| B::ctc_loss(p, t, i, l, blank),
+        )
     }
 
     fn has_ctc_loss_backward() -> bool {
@@ -594,9 +618,9 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let spec = Spec::new(log_probs.shape(), log_probs.dtype());
         let inputs = (log_probs, targets, input_lengths, target_lengths, grad_loss);
         apply(
-            whole("ctc_loss_backward"),
+            Call::light("ctc_loss_backward"),
             inputs,
-            |_| spec,
+            |_| (whole(), spec),
             move |(p, t, i, l, g), _| B::ctc_loss_backward(p, t, i, l, g, blank),
         )
     }
@@ -604,8 +628,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
     fn rfft(signal: FloatTensor<Self>, dim: usize, n: Option<usize>) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let size = n.unwrap_or_else(|| length(&signal.shape(), dim));
         let spec = Spec::inferred(with_length(signal.shape(), dim, size / 2 + 1), signal.dtype());
-        let call = Call::new("rfft", Op::Aligned { blocked: vec![dim], num_outputs: 2 });
-        apply(call, (signal,), |_| (spec.clone(), spec), move |(x,), _| B::rfft(x, dim, n))
+        apply(
+            Call::light("rfft"),
+            (signal,),
+            |_| (Rule::new(Op::Aligned { blocked: vec![dim], num_outputs: 2 }), (spec.clone(), spec)),
+            move |(x,), _| B::rfft(x, dim, n),
+        )
     }
 
     fn irfft(
@@ -616,13 +644,22 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
     ) -> FloatTensor<Self> {
         let size = n.unwrap_or_else(|| 2 * length(&spectrum_re.shape(), dim).saturating_sub(1));
         let spec = Spec::inferred(with_length(spectrum_re.shape(), dim, size), spectrum_re.dtype());
-        let call = Call::new("irfft", aligned(vec![dim]));
-        apply(call, (spectrum_re, spectrum_im), |_| spec, move |(re, im), _| B::irfft(re, im, dim, n))
+        apply(
+            Call::light("irfft"),
+            (spectrum_re, spectrum_im),
+            |_| (Rule::new(aligned(vec![dim])), spec),
+            move |(re, im), _| B::irfft(re, im, dim, n),
+        )
     }
 }
 
 fn bias_fits<B: Member>(bias: &Option<ReplicaTensor<B, Float>>, num_outputs: usize) -> bool {
     bias.as_ref().is_none_or(|bias| bias.shape().num_elements() == num_outputs)
+}
+
+/// Length of the last dim.
+fn last<B: Member>(tensor: &ReplicaTensor<B, Float>) -> usize {
+    tensor.shape().last().copied().unwrap_or(0)
 }
 
 /// Dims of `[.., features]` that hold rows.
@@ -658,9 +695,13 @@ fn conv_forward<B: Member>(
 ) -> ReplicaTensor<B, Float> {
     let mut roles = vec![Role::Split, Role::Whole];
     roles.extend(bias.as_ref().map(|_| Role::Whole));
-    let call = Call::new(name, batch_shared(BATCH.into(), roles, vec![Yield::Split])).heavy(work);
     let spec = Spec::inferred(shape, x.dtype());
-    apply(call, (x, weight, bias), |_| spec, move |(x, w, b), _| body(x, w, b))
+    apply(
+        Call::heavy(name, work),
+        (x, weight, bias),
+        |_| (Rule::new(batch_shared(BATCH.into(), roles, vec![Yield::Split])), spec),
+        move |(x, w, b), _| body(x, w, b),
+    )
 }
 
 /// The gradient of a weight or bias: each member's share of the batch gives a part of the sum.
@@ -677,8 +718,12 @@ fn weight_gradient<B: Member>(
 ) -> ReplicaTensor<B, Float> {
     let spec = Spec::new(weight.shape(), weight.dtype());
     let roles = vec![Role::Split, Role::Whole, Role::Split];
-    let call = Call::new(name, batch_shared(BATCH.into(), roles, vec![Yield::Sum])).heavy(work);
-    apply(call, (x, weight, output_grad), |_| spec, move |(x, w, g), _| body(x, w, g))
+    apply(
+        Call::heavy(name, work),
+        (x, weight, output_grad),
+        |_| (Rule::new(batch_shared(BATCH.into(), roles, vec![Yield::Sum])), spec),
+        move |(x, w, g), _| body(x, w, g),
+    )
 }
 
 /// The shape of a pooling's result; `None` if the window is larger than the padded input, of which backends think
@@ -709,7 +754,7 @@ fn pool<B: Member>(
 ) -> ReplicaTensor<B, Float> {
     let spec = pooled_spec(shape, x.dtype());
     let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split], vec![Yield::Split]);
-    apply(Call::new(name, op), (x,), |_| spec, move |(x,), _| body(x))
+    apply(Call::light(name), (x,), |_| (Rule::new(op), spec), move |(x,), _| body(x))
 }
 
 fn pool_with_indices<B: Member>(
@@ -723,7 +768,7 @@ fn pool_with_indices<B: Member>(
     let indices_dtype = index_dtype(name, &x, one_plane, |x| body(x).1.dtype());
     let specs = (pooled_spec(shape.clone(), x.dtype()), pooled_spec(shape, indices_dtype));
     let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split], vec![Yield::Split, Yield::Split]);
-    apply(Call::new(name, op), (x,), |_| specs, move |(x,), _| body(x))
+    apply(Call::light(name), (x,), |_| (Rule::new(op), specs), move |(x,), _| body(x))
 }
 
 fn pool_backward<B: Member>(
@@ -734,7 +779,7 @@ fn pool_backward<B: Member>(
 ) -> ReplicaTensor<B, Float> {
     let spec = Spec::new(x.shape(), x.dtype());
     let op = batch_shared(BATCH_OR_CHANNELS.into(), vec![Role::Split, Role::Split], vec![Yield::Split]);
-    apply(Call::new(name, op), (x, grad), |_| spec, move |(x, g), _| body(x, g))
+    apply(Call::light(name), (x, grad), |_| (Rule::new(op), spec), move |(x, g), _| body(x, g))
 }
 
 /// Max pooling's backward op.
@@ -751,5 +796,5 @@ fn unpool<B: Member>(
     let spec = Spec::new(x.shape(), x.dtype());
     let roles = vec![Role::Split, Role::Split, Role::Split];
     let op = batch_shared(BATCH_OR_CHANNELS.into(), roles, vec![Yield::Split]);
-    apply(Call::new(name, op), (x, grad, indices), |_| spec, move |(x, g, i), _| body(x, g, i))
+    apply(Call::light(name), (x, grad, indices), |_| (Rule::new(op), spec), move |(x, g, i), _| body(x, g, i))
 }

@@ -23,21 +23,26 @@ impl<B: Member> QTensorOps<Self> for Replica<B> {
         let scheme = *scheme;
         // The inner backend may store another scheme than the one asked for.
         apply(
-            whole("quantize"),
+            Call::light("quantize"),
             (tensor, qparams.scales),
-            |_| Spec::Unknown,
+            |_| (whole(), Spec::Unknown),
             move |(x, scales), _| B::quantize(x, &scheme, QuantizationParametersPrimitive { scales }),
         )
     }
 
     fn quantize_dynamic(tensor: FloatTensor<Self>, scheme: &QuantScheme) -> QuantizedTensor<Self> {
         let scheme = *scheme;
-        apply(whole("quantize_dynamic"), (tensor,), |_| Spec::Unknown, move |(x,), _| B::quantize_dynamic(x, &scheme))
+        apply(
+            Call::light("quantize_dynamic"),
+            (tensor,),
+            |_| (whole(), Spec::Unknown),
+            move |(x,), _| B::quantize_dynamic(x, &scheme),
+        )
     }
 
     fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let spec = Spec::new(tensor.shape(), dtype);
-        apply(whole("dequantize"), (tensor,), |_| spec, move |(x,), _| B::dequantize(x, dtype))
+        apply(Call::light("dequantize"), (tensor,), |_| (whole(), spec), move |(x,), _| B::dequantize(x, dtype))
     }
 
     fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {
@@ -54,48 +59,63 @@ impl<B: Member> QTensorOps<Self> for Replica<B> {
 
     fn q_reshape(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self> {
         let spec = Spec::new(shape.clone(), tensor.dtype());
-        apply(whole("q_reshape"), (tensor,), |_| spec, move |(x,), _| B::q_reshape(x, shape.clone()))
+        apply(Call::light("q_reshape"), (tensor,), |_| (whole(), spec), move |(x,), _| B::q_reshape(x, shape.clone()))
     }
 
     fn q_expand(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self> {
         let spec = Spec::inferred(tensor.shape().expand(shape.clone()), tensor.dtype());
-        apply(whole("q_expand"), (tensor,), |_| spec, move |(x,), _| B::q_expand(x, shape.clone()))
+        apply(Call::light("q_expand"), (tensor,), |_| (whole(), spec), move |(x,), _| B::q_expand(x, shape.clone()))
     }
 
     fn q_swap_dims(tensor: QuantizedTensor<Self>, dim1: usize, dim2: usize) -> QuantizedTensor<Self> {
-        apply(whole("q_swap_dims"), (tensor,), |_| Spec::Unknown, move |(x,), _| B::q_swap_dims(x, dim1, dim2))
+        apply(
+            Call::light("q_swap_dims"),
+            (tensor,),
+            |_| (whole(), Spec::Unknown),
+            move |(x,), _| B::q_swap_dims(x, dim1, dim2),
+        )
     }
 
     fn q_permute(tensor: QuantizedTensor<Self>, axes: &[usize]) -> QuantizedTensor<Self> {
         let axes = axes.to_vec();
-        apply(whole("q_permute"), (tensor,), |_| Spec::Unknown, move |(x,), _| B::q_permute(x, &axes))
+        apply(Call::light("q_permute"), (tensor,), |_| (whole(), Spec::Unknown), move |(x,), _| B::q_permute(x, &axes))
     }
 
     fn q_flip(tensor: QuantizedTensor<Self>, axes: &[usize]) -> QuantizedTensor<Self> {
         let axes = axes.to_vec();
-        apply(whole("q_flip"), (tensor,), |_| Spec::Unknown, move |(x,), _| B::q_flip(x, &axes))
+        apply(Call::light("q_flip"), (tensor,), |_| (whole(), Spec::Unknown), move |(x,), _| B::q_flip(x, &axes))
     }
 
     fn q_select(tensor: QuantizedTensor<Self>, dim: usize, indices: IntTensor<Self>) -> QuantizedTensor<Self> {
-        apply(whole("q_select"), (tensor, indices), |_| Spec::Unknown, move |(x, i), _| B::q_select(x, dim, i))
+        apply(
+            Call::light("q_select"),
+            (tensor, indices),
+            |_| (whole(), Spec::Unknown),
+            move |(x, i), _| B::q_select(x, dim, i),
+        )
     }
 
     fn q_gather(dim: usize, tensor: QuantizedTensor<Self>, indices: IntTensor<Self>) -> QuantizedTensor<Self> {
-        apply(whole("q_gather"), (tensor, indices), |_| Spec::Unknown, move |(x, i), _| B::q_gather(dim, x, i))
+        apply(
+            Call::light("q_gather"),
+            (tensor, indices),
+            |_| (whole(), Spec::Unknown),
+            move |(x, i), _| B::q_gather(dim, x, i),
+        )
     }
 
     fn q_slice(tensor: QuantizedTensor<Self>, slices: &[Slice]) -> QuantizedTensor<Self> {
         let slices = slices.to_vec();
-        apply(whole("q_slice"), (tensor,), |_| Spec::Unknown, move |(x,), _| B::q_slice(x, &slices))
+        apply(Call::light("q_slice"), (tensor,), |_| (whole(), Spec::Unknown), move |(x,), _| B::q_slice(x, &slices))
     }
 
     fn q_argmax(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: burn_backend::IntDType) -> IntTensor<Self> {
         let spec = Spec::inferred(with_length(tensor.shape(), dim, 1), out_dtype);
-        apply(whole("q_argmax"), (tensor,), |_| spec, move |(x,), _| B::q_argmax(x, dim, out_dtype))
+        apply(Call::light("q_argmax"), (tensor,), |_| (whole(), spec), move |(x,), _| B::q_argmax(x, dim, out_dtype))
     }
 
     fn q_argmin(tensor: QuantizedTensor<Self>, dim: usize, out_dtype: burn_backend::IntDType) -> IntTensor<Self> {
         let spec = Spec::inferred(with_length(tensor.shape(), dim, 1), out_dtype);
-        apply(whole("q_argmin"), (tensor,), |_| spec, move |(x,), _| B::q_argmin(x, dim, out_dtype))
+        apply(Call::light("q_argmin"), (tensor,), |_| (whole(), spec), move |(x,), _| B::q_argmin(x, dim, out_dtype))
     }
 }
