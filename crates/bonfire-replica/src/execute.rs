@@ -65,6 +65,10 @@ impl Rule {
     pub(crate) fn linear(self) -> Self {
         Self { linearity: Linearity::Linear, ..self }
     }
+
+    pub(crate) fn linear_in(self, index: usize) -> Self {
+        Self { linearity: Linearity::In(index), ..self }
+    }
 }
 
 /// Whether an operation on sums that are not formed yet can run on their parts.
@@ -77,6 +81,8 @@ pub(crate) enum Linearity {
     Linear,
     /// Yes, but it rounds each part: only where nobody else will form the same sum, for a tensor that was never cloned.
     Scaling,
+    /// Yes, in the input of this index, while the members hold all others whole: it moves or adds elements.
+    In(usize),
 }
 
 /// What an output will be, told without running the operation.
@@ -193,7 +199,9 @@ where
         }
     }
 
-    if known.is_none() {
+    // What is too little to be worth sharing stays whole where the members hold it whole.
+    let is_shared = || inputs.iter().flatten().any(|input| matches!(input.storage.placement, Placement::Shard { .. }));
+    if known.is_none() || call.work > 0 && !worth_spreading(&call, device) && !is_shared() {
         rule.op = Op::Whole { num_outputs: specs.len() };
     }
     let plan = plan(call.name, &rule, &inputs, device);
@@ -332,13 +340,31 @@ fn plan<B: Member>(name: &'static str, rule: &Rule, inputs: &[Option<Tensor<B>>]
 /// A linear operation on parts of sums gives parts of a sum. Zeros are a sum of zeros.
 fn linear_plan<B: Member>(linearity: Linearity, inputs: &[Option<Tensor<B>>]) -> Option<Plan> {
     let sum = Placement::Partial { op: PartialOp::Sum };
+    let present: Vec<&Tensor<B>> = inputs.iter().flatten().collect();
     let is_sum = |input: &Tensor<B>| *input.storage.planned() == sum;
-    let is_alone = |input: &Tensor<B>| linearity == Linearity::Linear || input.storage.is_open_to_one();
-    let present = || inputs.iter().flatten();
-    let holds = linearity != Linearity::Nonlinear
-        && present().any(is_sum)
-        && present().all(|input| input.storage.is_zero_fill() || is_sum(input) && is_alone(input));
-    holds.then(|| Plan { inputs: present().map(|_| sum.clone()).collect(), outputs: vec![sum.clone()] })
+    let is_zero = |input: &Tensor<B>| input.storage.is_zero_fill();
+    let placements: Vec<Placement> = match linearity {
+        Linearity::Nonlinear => return None,
+        Linearity::Linear => {
+            present.iter().map(|input| (is_sum(input) || is_zero(input)).then(|| sum.clone())).collect::<Option<_>>()?
+        }
+        Linearity::Scaling => {
+            let is_alone = |input: &Tensor<B>| is_sum(input) && input.storage.is_open_to_one();
+            present
+                .iter()
+                .map(|input| (is_alone(input) || is_zero(input)).then(|| sum.clone()))
+                .collect::<Option<_>>()?
+        }
+        Linearity::In(linear) => {
+            let placement = |(index, input): (usize, &&Tensor<B>)| match input.storage.planned() {
+                Placement::Partial { .. } => (index == linear && is_sum(input)).then(|| sum.clone()),
+                Placement::Shard { .. } => None,
+                Placement::Local | Placement::Fill | Placement::Replicate => Some(Placement::Replicate),
+            };
+            present.iter().enumerate().map(placement).collect::<Option<_>>()?
+        }
+    };
+    present.iter().any(|input| is_sum(input)).then(|| Plan { inputs: placements, outputs: vec![sum] })
 }
 
 /// Whether a sum in parts that comes out is one that the program asked for by name, or made of such alone.

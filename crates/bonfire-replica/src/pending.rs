@@ -25,10 +25,10 @@ pub(crate) struct PendingSums<B: Member> {
 /// The sums of one thread, and what it did last about them.
 struct ThreadSums<B: Member> {
     storages: Vec<Weak<Storage<B>>>,
-    /// Number of the sum it made last.
-    last_number: u64,
-    /// Whether one was formed early since then.
-    had_early: bool,
+    /// Number of the last sum it made that is no statistic: a gradient.
+    last_gradient: u64,
+    /// How often it had statistics formed early since it last made a sum.
+    num_early: usize,
 }
 
 impl<B: Member> Default for PendingSums<B> {
@@ -39,7 +39,7 @@ impl<B: Member> Default for PendingSums<B> {
 
 impl<B: Member> Default for ThreadSums<B> {
     fn default() -> Self {
-        Self { storages: Vec::new(), last_number: 0, had_early: false }
+        Self { storages: Vec::new(), last_gradient: 0, num_early: 0 }
     }
 }
 
@@ -59,19 +59,25 @@ impl<B: Member> PendingSums<B> {
         }
         let mine = threads.entry(thread::current().id()).or_default();
         mine.storages.push(Arc::downgrade(&storage));
-        (mine.last_number, mine.had_early) = (number, false);
+        mine.num_early = 0;
+        if !statistic {
+            mine.last_gradient = number;
+        }
         storage
     }
 
-    /// Whether sums are asked for by the pass that makes them, and not by an optimizer: statistics of which one is the
-    /// last sum the calling thread made, and the first asked for since. Then gradients that accumulate stay pending.
-    /// Decided by the order of the calling thread's program alone.
-    pub(crate) fn is_early<'s>(&self, mut asked: impl Iterator<Item = &'s Sum> + Clone) -> bool {
+    /// Whether sums are asked for by the pass that makes them, and not by an optimizer: statistics after which the
+    /// calling thread made no gradient, and of which only a few were asked for since it made the last. Then gradients
+    /// that accumulate stay pending. Decided by the order of the calling thread's program alone.
+    pub(crate) fn is_early<'s>(&self, mut asked: impl Iterator<Item = &'s Sum>) -> bool {
+        /// Branches that run beside each other have their statistics made first, and then asked for: two in a residual
+        /// block. An optimizer asks for many sums in turn, of which gradients of biases look like statistics.
+        const MAX_BRANCHES: usize = 2;
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mine) = threads.get_mut(&thread::current().id()) else { return false };
-        let is_last = asked.clone().any(|sum| sum.number() == mine.last_number);
-        let is_early = is_last && !mine.had_early && asked.all(Sum::is_statistic);
-        mine.had_early |= is_early;
+        let is_late = |sum: &Sum| sum.is_statistic() && sum.number() > mine.last_gradient;
+        let is_early = mine.num_early < MAX_BRANCHES && asked.all(is_late);
+        mine.num_early += usize::from(is_early);
         is_early
     }
 

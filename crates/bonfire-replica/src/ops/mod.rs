@@ -358,7 +358,7 @@ pub(crate) fn gather<B: Member, K: Kind<B>, I: Kind<B>>(
             _ if shared_dim(indices) == Some(dim) => rows(vec![None, Some(dim)], vec![Some(dim)]),
             _ => aligned(blocked),
         };
-        (Rule::new(op), Spec::new(indices.shape(), tensor.dtype()))
+        (Rule::new(op).linear_in(0), Spec::new(indices.shape(), tensor.dtype()))
     };
     apply(Call::light(name), (tensor, indices), outline, move |(x, i), _| body(x, i))
 }
@@ -401,7 +401,7 @@ pub(crate) fn select<B: Member, K: Kind<B>, I: Kind<B>>(
         let is_kept = shared_dim(tensor).is_some_and(|shared| shared != dim);
         let rule = match !is_kept && shared_dim(indices) == Some(0) {
             true => Rule::new(rows(vec![None, Some(0)], vec![Some(dim)])),
-            false => Rule::new(aligned(vec![dim])).planned(1),
+            false => Rule::new(aligned(vec![dim])).planned(1).linear_in(0),
         };
         (rule, Spec::inferred(with_length(tensor.shape(), dim, num_indices), tensor.dtype()))
     };

@@ -190,7 +190,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         apply(
             Call::light("embedding_backward"),
             (weights, output_grad, indices),
-            |_| (Rule::new(op), spec),
+            |_| (Rule::new(op).linear_in(1), spec),
             |(w, g, i), _| B::embedding_backward(w, g, i),
         )
     }
