@@ -29,14 +29,17 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         let elsewhere = i.elsewhere.clone();
         vec![Any::Bool(B::bool_to_device(i.bool(), &elsewhere))]
     } }
-    cases! { list, value(HOST), bool_argwhere: |i| vec![Any::Int(read_sync(B::bool_argwhere(i.bool(), IntDType::I64)))] }
+    cases! { list, value(HOST), bool_argwhere: |i| {
+        vec![Any::Int(read_sync(B::bool_argwhere(i.bool(), IntDType::I64)))]
+    } }
 
     let each = || one(ELEMENTWISE, BOOLS, Mixed);
     cases! { list, each(), |i| Bool (i.bool()): bool_not }
     cases! { list, each().note("true"), |i| Bool (i.bool(), Scalar::Bool(true)): bool_equal_elem bool_not_equal_elem }
     cases! { list, each().note("to i32"), |i| Int (i.bool(), IntDType::I32): bool_into_int }
     cases! { list, each().note("to f32"), |i| Float (i.bool(), FloatDType::F32): bool_into_float }
-    cases! { list, binary(ELEMENTWISE, BOOLS, Mixed, Mixed), |i| Bool (i.bool(), i.bool()): bool_equal bool_not_equal bool_and bool_or bool_xor
+    cases! { list, binary(ELEMENTWISE, BOOLS, Mixed, Mixed), |i| Bool (i.bool(), i.bool()):
+        bool_equal bool_not_equal bool_and bool_or bool_xor
     }
     cases! { list, broadcast_mask(BOOLS), |i| Bool (i.bool(), i.bool(), i.bool()): bool_mask_where }
     let filled = Spec::new(ELEMENTWISE, BOOLS, [main([5, 3], Mixed), main([5, 3], Mixed)]).note("true");
@@ -44,7 +47,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
 
     moves(&mut list);
 
-    let all = || reductions(TAKES_ALL, BOOLS, Mixed);
+    let all = || reductions(ADDS_UP, BOOLS, Mixed);
     cases! { list, all(), |i| Bool (i.bool()): bool_any bool_all }
     cases! { list, all().note("dim 0"), |i| Bool (i.bool(), 0): bool_any_dim bool_all_dim }
     cases! { list, all().note("dim 1"), |i| Bool (i.bool(), 1): bool_any_dim bool_all_dim }
@@ -72,8 +75,10 @@ fn moves<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, picked(indices([4, 3], 5), "dim 0"), |i| Bool (0, i.bool(), i.int()): bool_gather }
     cases! { list, picked(indices([7], 5), "dim 0"), |i| Bool (i.bool(), 0, i.int()): bool_select }
     let added = |rows, values, note| Spec::new(INDEXED, BOOLS, [main([5, 3], Mixed), rows, values]).note(note);
-    cases! { list, added(indices([4, 3], 5), main([4, 3], Mixed), "dim 0"), |i| Bool (0, i.bool(), i.int(), i.bool()): bool_scatter_or
+    cases! { list, added(indices([4, 3], 5), main([4, 3], Mixed), "dim 0"), |i| Bool (0, i.bool(), i.int(), i.bool()):
+        bool_scatter_or
     }
-    cases! { list, added(indices([7], 5), main([7, 3], Mixed), "dim 0"), |i| Bool (i.bool(), 0, i.int(), i.bool()): bool_select_or
+    cases! { list, added(indices([7], 5), main([7, 3], Mixed), "dim 0"), |i| Bool (i.bool(), 0, i.int(), i.bool()):
+        bool_select_or
     }
 }

@@ -71,11 +71,13 @@ impl Group {
     }
 }
 
+/// What the plain backend's results depend on: the variant, the dtype, and which inputs are constant.
+type Reference = (usize, DType, Vec<Option<Place>>);
+
 struct Comparison<'a> {
     theirs: &'a Case<Flex>,
     ours: &'a Case<Ours>,
-    /// By variant, dtype and which inputs are constant.
-    references: HashMap<(usize, DType, Vec<Option<Place>>), Result<Vec<TensorData>, String>>,
+    references: HashMap<Reference, Result<Vec<TensorData>, String>>,
     tally: &'a mut Tally,
 }
 

@@ -51,20 +51,26 @@ fn elementwise<B: Backend>(list: &mut Vec<Case<B>>) {
     let each = |values| one(ELEMENTWISE, INTS, values);
     cases! { list, one(ELEMENTWISE, SIGNED, Mixed), |i| Int (i.int()): int_neg int_abs int_sign }
     cases! { list, each(Mixed), |i| Int (i.int()): bitwise_not }
-    cases! { list, each(Mixed).note("3"), |i| Int (i.int(), Scalar::Int(3)): int_add_scalar int_sub_scalar int_mul_scalar int_div_scalar int_remainder_scalar int_clamp_min int_clamp_max bitwise_and_scalar bitwise_or_scalar bitwise_xor_scalar
+    cases! { list, each(Mixed).note("3"), |i| Int (i.int(), Scalar::Int(3)):
+        int_add_scalar int_sub_scalar int_mul_scalar int_div_scalar int_remainder_scalar int_clamp_min int_clamp_max
+        bitwise_and_scalar bitwise_or_scalar bitwise_xor_scalar
     }
-    cases! { list, each(Small).note("3"), |i| Int (i.int(), Scalar::Int(3)): int_powi_scalar int_powi_scalar_impl bitwise_left_shift_scalar bitwise_right_shift_scalar
+    cases! { list, each(Small).note("3"), |i| Int (i.int(), Scalar::Int(3)):
+        int_powi_scalar int_powi_scalar_impl bitwise_left_shift_scalar bitwise_right_shift_scalar
     }
     cases! { list, each(Mixed).note("2 to 30"), |i| Int (i.int(), Scalar::Int(2), Scalar::Int(30)): int_clamp }
 
     let pair = |left, right| binary(ELEMENTWISE, INTS, left, right);
     cases! { list, binary(SUM, INTS, Mixed, Mixed), |i| Int (i.int(), i.int()): int_add int_sub }
-    cases! { list, pair(Mixed, Positive), |i| Int (i.int(), i.int()): int_mul int_div int_remainder bitwise_and bitwise_or bitwise_xor
+    cases! { list, pair(Mixed, Positive), |i| Int (i.int(), i.int()):
+        int_mul int_div int_remainder bitwise_and bitwise_or bitwise_xor
     }
     cases! { list, pair(Small, Below(4)), |i| Int (i.int(), i.int()): int_powi bitwise_left_shift bitwise_right_shift }
-    cases! { list, pair(Ties, Ties), |i| Bool (i.int(), i.int(), BoolDType::Native): int_equal int_not_equal int_greater int_greater_equal int_lower int_lower_equal
+    cases! { list, pair(Ties, Ties), |i| Bool (i.int(), i.int(), BoolDType::Native):
+        int_equal int_not_equal int_greater int_greater_equal int_lower int_lower_equal
     }
-    cases! { list, each(Ties).note("1"), |i| Bool (i.int(), Scalar::Int(1), BoolDType::U8): int_equal_elem int_not_equal_elem int_greater_elem int_greater_equal_elem int_lower_elem int_lower_equal_elem
+    cases! { list, each(Ties).note("1"), |i| Bool (i.int(), Scalar::Int(1), BoolDType::U8):
+        int_equal_elem int_not_equal_elem int_greater_elem int_greater_equal_elem int_lower_elem int_lower_equal_elem
     }
     cases! { list, each(Mixed).note("to f32"), |i| Float (i.int(), FloatDType::F32): int_into_float }
     cases! { list, each(Mixed).note("to i16"), |i| Int (i.int(), IntDType::I16): int_cast }
@@ -97,13 +103,16 @@ fn moves<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, picked(indices([4, 3], 5), "dim 0"), |i| Int (0, i.int(), i.int()): int_gather }
     cases! { list, picked(indices([7], 5), "dim 0"), |i| Int (i.int(), 0, i.int()): int_select }
     let added = |rows, values, note| Spec::new(INDEXED, INTS, [main([5, 3], Mixed), rows, values]).note(note);
-    cases! { list, added(indices([4, 3], 5), main([4, 3], Mixed), "dim 0"), |i| Int (0, i.int(), i.int(), i.int()): int_scatter_add
+    cases! { list, added(indices([4, 3], 5), main([4, 3], Mixed), "dim 0"), |i| Int (0, i.int(), i.int(), i.int()):
+        int_scatter_add
     }
-    cases! { list, added(indices([7], 5), main([7, 3], Mixed), "dim 0"), |i| Int (i.int(), 0, i.int(), i.int()): int_select_add
+    cases! { list, added(indices([7], 5), main([7, 3], Mixed), "dim 0"), |i| Int (i.int(), 0, i.int(), i.int()):
+        int_select_add
     }
     let nd = Spec::new(NO_RULE, I64, [main([5, 3], Mixed), indices([4, 1], 5), main([4, 3], Mixed)]).note("add");
     cases! { list, nd.clone(), |i| Int (i.int(), i.int(), i.int(), IndexingUpdateOp::Add): int_scatter_nd }
-    cases! { list, Spec::new(NO_RULE, I64, [main([5, 3], Mixed), indices([4, 1], 5)]), |i| Int (i.int(), i.int()): int_gather_nd
+    cases! { list, Spec::new(NO_RULE, I64, [main([5, 3], Mixed), indices([4, 1], 5)]), |i| Int (i.int(), i.int()):
+        int_gather_nd
     }
 }
 
@@ -119,18 +128,25 @@ fn reduces<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, all(ADDS_UP, Mixed), |i| Int (i.int()): int_max int_min int_max_abs }
     cases! { list, all(TAKES_ALL, Small), |i| Int (i.int()): int_prod }
     cases! { list, reductions(TAKES_ALL, SIGNED, Small), |i| Int (i.int()): int_mean }
-    cases! { list, along(ADDS_UP, Ties, "dim 0"), |i| Int (i.int(), 0): int_sum_dim int_max_dim int_min_dim int_max_abs_dim }
-    cases! { list, along(ADDS_UP, Mixed, "dim 1"), |i| Int (i.int(), 1): int_sum_dim int_max_dim int_min_dim int_max_abs_dim }
+    cases! { list, along(ADDS_UP, Ties, "dim 0"), |i| Int (i.int(), 0):
+        int_sum_dim int_max_dim int_min_dim int_max_abs_dim
+    }
+    cases! { list, along(ADDS_UP, Mixed, "dim 1"), |i| Int (i.int(), 1):
+        int_sum_dim int_max_dim int_min_dim int_max_abs_dim
+    }
     cases! { list, along(TAKES_ALL, Small, "dim 0"), |i| Int (i.int(), 0): int_prod_dim int_mean_dim }
     cases! { list, along(ALONG, Small, "dim 0"), |i| Int (i.int(), 0): int_cumsum int_cumprod int_cummin int_cummax }
     cases! { list, reductions(TAKES_ALL, SIGNED, Ties).note("dim 0"), |i| Int (i.int(), 0): int_argmax int_argmin }
-    cases! { list, along(TAKES_ALL, Ties, "dim 0"), |i| (Int, Int) (i.int(), 0): int_max_dim_with_indices int_min_dim_with_indices
+    cases! { list, along(TAKES_ALL, Ties, "dim 0"), |i| (Int, Int) (i.int(), 0):
+        int_max_dim_with_indices int_min_dim_with_indices
     }
     cases! { list, along(ALONG, Distinct, "dim 0, 2 of 5"), |i| Int (i.int(), 0, 2): int_topk }
     let absent = |note| Spec::new(ALONG, I64, [main([5, 3], Distinct)]).note(note).expect(Expected::Panic);
     cases! { list, absent("not in Flex"), |i| Int (i.int(), 0, 2): int_argtopk }
     cases! { list, along(ALONG, Distinct, "dim 0"), |i| Int (i.int(), 0, true): int_sort int_argsort }
     cases! { list, along(ALONG, Distinct, "dim 0"), |i| (Int, Int) (i.int(), 0, false): int_sort_with_indices }
-    cases! { list, all(TAKES_ALL, Below(2)), |i| Bool (i.int(), BoolDType::Native): int_any int_all }
-    cases! { list, along(TAKES_ALL, Below(2), "dim 0"), |i| Bool (i.int(), 0, BoolDType::Native): int_any_dim int_all_dim }
+    cases! { list, all(ADDS_UP, Below(2)), |i| Bool (i.int(), BoolDType::Native): int_any int_all }
+    cases! { list, along(ADDS_UP, Below(2), "dim 0"), |i| Bool (i.int(), 0, BoolDType::Native):
+        int_any_dim int_all_dim
+    }
 }

@@ -19,10 +19,14 @@ mod values;
 
 use std::collections::BTreeSet;
 
-use burn::tensor::backend::Backend;
+use bonfire::{Placement, Replica, Shares, placement::PartialOp};
+use burn::tensor::{DType, backend::Backend};
+use burn_backend::ops::{FloatTensorOps, IntTensorOps};
+use burn_flex::Flex;
 
-use case::Case;
+use case::{Any, Case, Values, indices, main};
 use compare::{Suite, Tally};
+use placing::{Bench, Place};
 
 /// The methods of Burn's traits, a line each, as `cargo xtask ops` found them in Burn's source.
 const METHODS: &str = include_str!("methods.txt");
@@ -64,7 +68,7 @@ suite! {
 #[test]
 fn every_method_has_a_case_and_every_case_a_method() {
     let methods: BTreeSet<&str> = METHODS.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
-    let cases: BTreeSet<&str> = all_cases::<burn_flex::Flex>().iter().map(|case| case.method).collect();
+    let cases: BTreeSet<&str> = all_cases::<Flex>().iter().map(|case| case.method).collect();
     let without: Vec<_> = methods.difference(&cases).collect();
     let unknown: Vec<_> = cases.difference(&methods).collect();
     assert!(without.is_empty(), "without a case: {without:?}; list one in tests/replica/surface");
@@ -75,4 +79,32 @@ fn every_method_has_a_case_and_every_case_a_method() {
 #[test]
 fn the_table_of_operations_says_what_they_do() {
     report::check(&report::page());
+}
+
+/// The gradient of what was picked: no collective before an optimizer asks for the sum.
+#[test]
+fn what_is_added_to_zeros_is_added_up_by_each_member_apart() {
+    type B = Replica<Flex>;
+    let bench = Bench::new(3, Shares::Equal);
+    let before = bench.device.collectives().tally();
+    let place = |input: &case::Input, dtype, place| bench.place(input, dtype, place);
+    for (dtype, is_in_parts) in [(DType::F32, true), (DType::F16, false)] {
+        let Any::Float(zeros) = place(&main([5, 3], Values::Mixed), dtype, Place::Zeros) else { panic!("floats") };
+        let Any::Float(grad) = place(&main([7, 3], Values::Mixed), dtype, Place::Shard(0)) else { panic!("floats") };
+        let Any::Int(rows) = place(&indices([7], 5), dtype, Place::Shard(0)) else { panic!("ints") };
+        let Any::Int(spots) = place(&indices([7, 3], 5), dtype, Place::Local) else { panic!("ints") };
+        let selected = B::float_select_add(zeros.clone(), 0, rows.clone(), grad.clone());
+        let scattered = B::float_scatter_add(0, zeros, spots, grad);
+        for tensor in [selected, scattered] {
+            let found = tensor.placement().clone();
+            assert_eq!(found == Placement::Partial { op: PartialOp::Sum }, is_in_parts, "{dtype:?}: {found}");
+        }
+        if is_in_parts {
+            B::sync(&bench.device).unwrap();
+            assert_eq!((bench.device.collectives().tally() - before).to_string(), "nothing");
+        }
+        // Indices stay shared out while they pick.
+        let picked = B::int_select(B::int_arange(0..5, &bench.device, burn::tensor::IntDType::I64), 0, rows);
+        assert_eq!(*picked.placement(), Placement::shard(0, [3, 2, 2]));
+    }
 }

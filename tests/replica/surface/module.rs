@@ -25,7 +25,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     deformable_convolution(&mut list);
     pooling(&mut list);
     attends(&mut list);
-    whole(&mut list);
+    sequences_and_spectra(&mut list);
     list
 }
 
@@ -43,10 +43,12 @@ fn rows<B: Backend>(list: &mut Vec<Case<B>>) {
         .or([float([5, 4]), float([4, 6]), float([6])])
         .within(SUMS);
     cases! { list, linear.clone(), |i| Float (i.float(), i.float(), Some(i.float())): linear }
-    cases! { list, spec(BATCH, [float([5, 4]), float([4, 6])]).note("no bias"), |i| Float (i.float(), i.float(), None): linear
+    cases! { list, spec(BATCH, [float([5, 4]), float([4, 6])]).note("no bias"), |i| Float (i.float(), i.float(), None):
+        linear
     }
     cases! { list, spec(BATCH, [float([4, 6]), float([5, 3, 6])]), |i| Float (i.float(), i.float()): linear_x_backward }
-    cases! { list, spec(GRADIENT, [float([5, 3, 4]), float([5, 3, 6])]), |i| Float (i.float(), i.float()): linear_weight_backward
+    cases! { list, spec(GRADIENT, [float([5, 3, 4]), float([5, 3, 6])]), |i| Float (i.float(), i.float()):
+        linear_weight_backward
     }
     let bias = Spec::new(GRADIENT, FLOATS, [float([5, 3, 6])]).within(SUMS);
     cases! { list, bias.clone(), |i| Float (i.float()): linear_bias_backward }
@@ -60,18 +62,23 @@ macro_rules! convolution {
      $forward:ident $x_backward:ident $weight_backward:ident $bias_backward:ident) => {
         let spec = |rule, inputs: [Input; 3]| Spec::new(rule, $dtypes, inputs).within(SUMS);
         let options = $options;
-        cases! { $list, spec(BATCH, [$x, $weight, $bias]), |i| Float (i.float(), i.float(), Some(i.float()), options.clone()): $forward
+        cases! { $list, spec(BATCH, [$x, $weight, $bias]),
+            |i| Float (i.float(), i.float(), Some(i.float()), options.clone()): $forward
         }
         let options = $options;
-        cases! { $list, Spec::new(BATCH, $dtypes, [$x, $weight]).within(SUMS).note("no bias"), |i| Float (i.float(), i.float(), None, options.clone()): $forward
+        cases! { $list, Spec::new(BATCH, $dtypes, [$x, $weight]).within(SUMS).note("no bias"),
+            |i| Float (i.float(), i.float(), None, options.clone()): $forward
         }
         let options = $options;
-        cases! { $list, spec(BATCH, [$x, $weight, $grad]), |i| Float (i.float(), i.float(), i.float(), options.clone()): $x_backward
+        cases! { $list, spec(BATCH, [$x, $weight, $grad]), |i| Float (i.float(), i.float(), i.float(), options.clone()):
+            $x_backward
         }
         let options = $options;
-        cases! { $list, spec(GRADIENT, [$x, $weight, $grad]), |i| Float (i.float(), i.float(), i.float(), options.clone()): $weight_backward
+        cases! { $list, spec(GRADIENT, [$x, $weight, $grad]),
+            |i| Float (i.float(), i.float(), i.float(), options.clone()): $weight_backward
         }
-        cases! { $list, spec(GRADIENT, [$x, $bias, $grad]), |i| Float (i.float(), i.float(), i.float()): $bias_backward
+        cases! { $list, spec(GRADIENT, [$x, $bias, $grad]), |i| Float (i.float(), i.float(), i.float()):
+            $bias_backward
         }
     };
 }
@@ -97,15 +104,19 @@ macro_rules! transposed_convolution {
      $forward:ident $x_backward:ident $weight_backward:ident $bias_backward:ident) => {
         let spec = |rule, inputs: [Input; 3]| Spec::new(rule, $dtypes, inputs).within(SUMS);
         let options = $options;
-        cases! { $list, spec(BATCH, [$x, $weight, $bias]), |i| Float (i.float(), i.float(), Some(i.float()), options.clone()): $forward
+        cases! { $list, spec(BATCH, [$x, $weight, $bias]),
+            |i| Float (i.float(), i.float(), Some(i.float()), options.clone()): $forward
         }
         let options = $options;
-        cases! { $list, Spec::new(BATCH, $dtypes, [$weight, $grad]).within(SUMS), |i| Float (i.float(), i.float(), options.clone()): $x_backward
+        cases! { $list, Spec::new(BATCH, $dtypes, [$weight, $grad]).within(SUMS),
+            |i| Float (i.float(), i.float(), options.clone()): $x_backward
         }
         let options = $options;
-        cases! { $list, spec(GRADIENT, [$x, $weight, $grad]), |i| Float (i.float(), i.float(), i.float(), options.clone()): $weight_backward
+        cases! { $list, spec(GRADIENT, [$x, $weight, $grad]),
+            |i| Float (i.float(), i.float(), i.float(), options.clone()): $weight_backward
         }
-        cases! { $list, spec(GRADIENT, [$x, $bias, $grad]), |i| Float (i.float(), i.float(), i.float()): $bias_backward
+        cases! { $list, spec(GRADIENT, [$x, $bias, $grad]), |i| Float (i.float(), i.float(), i.float()):
+            $bias_backward
         }
     };
 }
@@ -133,9 +144,11 @@ fn deformable_convolution<B: Backend>(list: &mut Vec<Case<B>>) {
     };
     let [x, offset, weight, masked, bias] = inputs();
     let backward = [x.clone(), offset.clone(), weight.clone(), masked, bias, float([3, 4, 3, 3])];
-    cases! { list, Spec::new(BATCH, WIDE, inputs()).within(SUMS).note("mask and bias"), |i| Float (i.float(), i.float(), i.float(), Some(i.float()), Some(i.float()), options()): deform_conv2d
+    cases! { list, Spec::new(BATCH, WIDE, inputs()).within(SUMS).note("mask and bias"),
+        |i| Float (i.float(), i.float(), i.float(), Some(i.float()), Some(i.float()), options()): deform_conv2d
     }
-    cases! { list, Spec::new(BATCH, WIDE, [x, offset, weight]).within(SUMS), |i| Float (i.float(), i.float(), i.float(), None, None, options()): deform_conv2d
+    cases! { list, Spec::new(BATCH, WIDE, [x, offset, weight]).within(SUMS),
+        |i| Float (i.float(), i.float(), i.float(), None, None, options()): deform_conv2d
     }
     // In f64, too, Flex computes it in f32.
     let spec = Spec::new(GRADIENT, F32, backward).within(SUMS);
@@ -168,15 +181,21 @@ fn pooling<B: Backend>(list: &mut Vec<Case<B>>) {
     } }
 
     let back = |x: Input, grad: Input| Spec::new(BATCH, FLOATS, [x, grad]).within(SUMS);
-    cases! { list, back(float([5, 3, 9]), float([5, 3, 5])), |i| Float (i.float(), i.float(), 3, 2, 1, true, false): avg_pool1d_backward
+    cases! { list, back(float([5, 3, 9]), float([5, 3, 5])), |i| Float (i.float(), i.float(), 3, 2, 1, true, false):
+        avg_pool1d_backward
     }
-    cases! { list, back(float([5, 3, 6, 5]), float([5, 3, 3, 4])), |i| Float (i.float(), i.float(), kernel, stride, padding, false, false): avg_pool2d_backward
+    cases! { list, back(float([5, 3, 6, 5]), float([5, 3, 3, 4])),
+        |i| Float (i.float(), i.float(), kernel, stride, padding, false, false): avg_pool2d_backward
     }
-    cases! { list, back(float([5, 3, 9]), float([5, 3, 4])), |i| Float (i.float(), i.float()): adaptive_avg_pool1d_backward }
-    cases! { list, back(float([5, 3, 6, 5]), float([5, 3, 3, 2])), |i| Float (i.float(), i.float()): adaptive_avg_pool2d_backward
+    cases! { list, back(float([5, 3, 9]), float([5, 3, 4])), |i| Float (i.float(), i.float()):
+        adaptive_avg_pool1d_backward
+    }
+    cases! { list, back(float([5, 3, 6, 5]), float([5, 3, 3, 2])), |i| Float (i.float(), i.float()):
+        adaptive_avg_pool2d_backward
     }
     let unpooled = |x: Input, grad: Input, chosen| Spec::new(BATCH, FLOATS, [x, grad, chosen]).within(SUMS);
-    cases! { list, unpooled(float([5, 3, 9]), float([5, 3, 5]), indices([5, 3, 5], 9)), max_pool1d_with_indices_backward: |i| {
+    cases! { list, unpooled(float([5, 3, 9]), float([5, 3, 5]), indices([5, 3, 5], 9)),
+        max_pool1d_with_indices_backward: |i| {
         let (x, grad, chosen) = (i.float(), i.float(), i.int());
         vec![Any::Float(B::max_pool1d_with_indices_backward(x, 3, 2, 1, 1, false, grad, chosen).x_grad)]
     } }
@@ -190,14 +209,21 @@ fn pooling<B: Backend>(list: &mut Vec<Case<B>>) {
 
     let mode = InterpolateOptions::new;
     let sized = || Spec::new(BATCH, FLOATS, [float([5, 3, 4, 3])]).within(SUMS);
-    cases! { list, sized().note("bilinear to 6 x 5"), |i| Float (i.float(), [6, 5], mode(InterpolateMode::Bilinear)): interpolate
+    cases! { list, sized().note("bilinear to 6 x 5"), |i| Float (i.float(), [6, 5], mode(InterpolateMode::Bilinear)):
+        interpolate
     }
-    cases! { list, sized().note("nearest to 2 x 5"), |i| Float (i.float(), [2, 5], mode(InterpolateMode::Nearest)): interpolate }
-    cases! { list, back(float([5, 3, 4, 3]), float([5, 3, 6, 5])).note("bilinear"), |i| Float (i.float(), i.float(), [6, 5], mode(InterpolateMode::Bilinear)): interpolate_backward
+    cases! { list, sized().note("nearest to 2 x 5"), |i| Float (i.float(), [2, 5], mode(InterpolateMode::Nearest)):
+        interpolate
+    }
+    cases! { list, back(float([5, 3, 4, 3]), float([5, 3, 6, 5])).note("bilinear"),
+        |i| Float (i.float(), i.float(), [6, 5], mode(InterpolateMode::Bilinear)): interpolate_backward
     }
     let blocks = |note| Spec::new(BATCH, FLOATS, [float([3, 2, 5, 4])]).within(SUMS).note(note);
-    cases! { list, blocks("2 x 3"), |i| Float (i.float(), [2, 3], UnfoldOptions::new([1, 1], [0, 0], [1, 1])): unfold4d }
-    cases! { list, blocks("2 x 3, padded"), |i| Float (i.float(), [2, 3], UnfoldOptions::new([2, 1], [1, 0], [1, 1])): unfold4d
+    cases! { list, blocks("2 x 3"), |i| Float (i.float(), [2, 3], UnfoldOptions::new([1, 1], [0, 0], [1, 1])):
+        unfold4d
+    }
+    cases! { list, blocks("2 x 3, padded"), |i| Float (i.float(), [2, 3], UnfoldOptions::new([2, 1], [1, 0], [1, 1])):
+        unfold4d
     }
 }
 
@@ -210,13 +236,17 @@ fn attends<B: Backend>(list: &mut Vec<Case<B>>) {
         let [query, key, value] = inputs();
         Spec::new(BATCH, WIDE, [query, key, value, rows, added]).within(SUMS)
     };
-    cases! { list, masked(mask([3, 2, 5, 6]), float([3, 2, 5, 6])).note("mask and bias"), |i| Float (i.float(), i.float(), i.float(), Some(i.bool()), Some(i.float()), AttentionModuleOptions::default()): attention
+    cases! { list, masked(mask([3, 2, 5, 6]), float([3, 2, 5, 6])).note("mask and bias"),
+        |i| Float (i.float(), i.float(), i.float(), Some(i.bool()), Some(i.float()),
+        AttentionModuleOptions::default()): attention
     }
-    cases! { list, masked(mask([3, 1, 5, 6]), float([1, 2, 5, 6])).note("mask and bias that broadcast"), |i| Float (i.float(), i.float(), i.float(), Some(i.bool()), Some(i.float()), AttentionModuleOptions::default()): attention
+    cases! { list, masked(mask([3, 1, 5, 6]), float([1, 2, 5, 6])).note("mask and bias that broadcast"),
+        |i| Float (i.float(), i.float(), i.float(), Some(i.bool()), Some(i.float()),
+        AttentionModuleOptions::default()): attention
     }
 }
 
-fn whole<B: Backend>(list: &mut Vec<Case<B>>) {
+fn sequences_and_spectra<B: Backend>(list: &mut Vec<Case<B>>) {
     let listed = |values: &'static [i64], shape: &[usize]| Input {
         dtype: Of::Always(DType::I64),
         shape: shape.to_vec(),
@@ -224,17 +254,18 @@ fn whole<B: Backend>(list: &mut Vec<Case<B>>) {
     };
     let lengths = || [listed(&[1, 2, 3, 1, 2, 2], &[3, 2]), listed(&[6, 5, 6], &[3]), listed(&[2, 1, 2], &[3])];
     let [targets, input_lengths, target_lengths] = lengths();
-    let ctc = Spec::new(NO_RULE, F32, [main([6, 3, 4], Negative), targets, input_lengths, target_lengths]).within(64.0);
+    let ctc = Spec::new(BATCH, F32, [main([6, 3, 4], Negative), targets, input_lengths, target_lengths]).within(64.0);
     cases! { list, ctc.clone(), |i| Float (i.float(), i.int(), i.int(), i.int(), 0): ctc_loss }
-    cases! { list, Spec::new(ANSWER, F32, []), has_ctc_loss_backward: |_i| vec![Any::answer(B::has_ctc_loss_backward())] }
+    cases! { list, Spec::new(ANSWER, F32, []), has_ctc_loss_backward: |_i| {
+        vec![Any::answer(B::has_ctc_loss_backward())]
+    } }
     let [targets, input_lengths, target_lengths] = lengths();
     let inputs = [main([6, 3, 4], Negative), targets, input_lengths, target_lengths, float([3])];
     let absent = Spec::new(NO_RULE, F32, inputs).expect(Expected::Panic).note("not in Flex");
-    cases! { list, absent.clone(), |i| Float (i.float(), i.int(), i.int(), i.int(), i.float(), 0): ctc_loss_backward
-    }
-    let signal = |note| Spec::new(NO_RULE, WIDE, [float([5, 8])]).within(SUMS).note(note);
+    cases! { list, absent.clone(), |i| Float (i.float(), i.int(), i.int(), i.int(), i.float(), 0): ctc_loss_backward }
+    let signal = |note| Spec::new(ALONG, WIDE, [float([5, 8])]).within(SUMS).note(note);
     cases! { list, signal("dim 1"), |i| (Float, Float) (i.float(), 1, None): rfft }
     cases! { list, signal("dim 0, 4 of 5"), |i| (Float, Float) (i.float(), 0, Some(4)): rfft }
-    let spectrum = Spec::new(NO_RULE, WIDE, [float([3, 5]), float([3, 5])]).within(SUMS).note("dim 1");
+    let spectrum = Spec::new(ALONG, WIDE, [float([3, 5]), float([3, 5])]).within(SUMS).note("dim 1");
     cases! { list, spectrum.clone(), |i| Float (i.float(), i.float(), 1, None): irfft }
 }

@@ -22,10 +22,10 @@ const HEAD: &str = "\
 What every method of Burn's backend traits does on two members with one input sharded and the others at home. Written by
 `cargo xtask ops` from what was seen; a test compares it.
 
-\"0 -> dim 0\" says: with this input sharded on its dim 0, the result is sharded on its dim 0. \"gathers\": the input is gathered and
-every member runs the operation whole. A *sum* (or max, or min) stays in parts, *whole* is on every member, *home* on the
-calling thread, *host* was read, a *fill* is one value without storage. Collectives are named where there are any. Where
-several inputs can be sharded, they are numbered.
+\"0 -> dim 0\" says: with this input sharded on its dim 0, the result is sharded on its dim 0. \"gathers\": the input is
+gathered and every member runs the operation whole. A *sum* (or max, or min) stays in parts, *whole* is on every member,
+*home* on the calling thread, *host* was read, a *fill* is one value without storage. Collectives are named where there
+are any. Where several inputs can be sharded, they are numbered.
 ";
 
 /// The whole page.

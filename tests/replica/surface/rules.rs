@@ -17,7 +17,11 @@ pub const ALONG: Rule = rule("along a dim", "the dim that it works along must be
 pub const ADDS_UP: Rule = rule("reduction", "parts of the reduced dim combine; other dims keep theirs");
 pub const TAKES_ALL: Rule =
     rule("reduction of the whole", "results of parts do not combine, or not without a change of value");
-pub const INDEXED: Rule = rule("indexed", "indices point anywhere into the dim; dims beside it keep their rows");
+pub const INDEXED: Rule = rule(
+    "indexed",
+    "indices point anywhere into the dim, which must be whole; dims beside it keep their rows, and so do indices of a \
+     whole tensor; members add to zeros each for itself, and the sum stays in parts",
+);
 pub const MATMUL: Rule = rule("matmul", "rows, columns and batches are apart; parts of the inner dim add up");
 pub const BATCH: Rule =
     rule("batch", "items are apart, and so are channels where no weight joins them; weights must be whole");

@@ -81,7 +81,7 @@ fn granules(values: Values, dtype: DType) -> f64 {
 fn value(values: Values, dtype: DType, index: usize, shape: &[usize]) -> f64 {
     let mixed = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     // -48 to 48 without 0.
-    let number = ((mixed >> 1) % 48 + 1) as f64 * if mixed % 2 == 0 { 1.0 } else { -1.0 };
+    let number = ((mixed >> 1) % 48 + 1) as f64 * if mixed.is_multiple_of(2) { 1.0 } else { -1.0 };
     let granules = granules(values, dtype);
     let value = match values {
         _ if matches!(dtype, DType::Bool(_)) => return (mixed % 2) as f64,
