@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Ops) -> Result<()> {
         return Ok(());
     }
     std::fs::write(&path, list).with_context(|| format!("cannot write {METHODS}"))?;
-    let test = ["test", "--release", "-p", "bonfire", "--test", "replica", "the_table_of_operations"];
+    let test = ["test", "--release", "--workspace", "--test", "replica", "the_table_of_operations"];
     shell::run(shell::command("cargo", &test).env("BONFIRE_WRITE_OPS", "1"))
 }
 

@@ -27,8 +27,8 @@ struct ThreadSums<B: Member> {
     storages: Vec<Weak<Storage<B>>>,
     /// Number of the last sum it made that is no statistic: a gradient.
     last_gradient: u64,
-    /// How often it had statistics formed early since it last made a sum.
-    num_early: usize,
+    /// Whether it had statistics formed early since it last made a sum.
+    had_early: bool,
 }
 
 impl<B: Member> Default for PendingSums<B> {
@@ -39,7 +39,7 @@ impl<B: Member> Default for PendingSums<B> {
 
 impl<B: Member> Default for ThreadSums<B> {
     fn default() -> Self {
-        Self { storages: Vec::new(), last_gradient: 0, num_early: 0 }
+        Self { storages: Vec::new(), last_gradient: 0, had_early: false }
     }
 }
 
@@ -59,26 +59,37 @@ impl<B: Member> PendingSums<B> {
         }
         let mine = threads.entry(thread::current().id()).or_default();
         mine.storages.push(Arc::downgrade(&storage));
-        mine.num_early = 0;
+        mine.had_early = false;
         if !statistic {
             mine.last_gradient = number;
         }
         storage
     }
 
-    /// Whether sums are asked for by the pass that makes them, and not by an optimizer: statistics after which the
-    /// calling thread made no gradient, and of which only a few were asked for since it made the last. Then gradients
-    /// that accumulate stay pending. Decided by the order of the calling thread's program alone.
-    pub(crate) fn is_early<'s>(&self, mut asked: impl Iterator<Item = &'s Sum>) -> bool {
-        /// Branches that run beside each other have their statistics made first, and then asked for: two in a residual
-        /// block. An optimizer asks for many sums in turn, of which gradients of biases look like statistics.
-        const MAX_BRANCHES: usize = 2;
+    /// The statistics that the calling thread made after those that are asked for, if these are asked for by the pass
+    /// that makes them and not by an optimizer: they are statistics too, no gradient was made after them, and they are
+    /// the first to be asked for since the last sum was made. Then gradients that accumulate stay pending, and branches
+    /// that run beside each other, as in a residual block, have their statistics formed together.
+    ///
+    /// Decided by the order of the calling thread's program alone.
+    pub(crate) fn take_early<'s>(&self, asked: impl Iterator<Item = &'s Sum>) -> Option<Vec<Arc<Storage<B>>>> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mine) = threads.get_mut(&thread::current().id()) else { return false };
-        let is_late = |sum: &Sum| sum.is_statistic() && sum.number() > mine.last_gradient;
-        let is_early = mine.num_early < MAX_BRANCHES && asked.all(is_late);
-        mine.num_early += usize::from(is_early);
-        is_early
+        let mine = threads.get_mut(&thread::current().id())?;
+        let mut first = u64::MAX;
+        for sum in asked {
+            if mine.had_early || !sum.is_statistic() || sum.number() < mine.last_gradient {
+                return None;
+            }
+            first = first.min(sum.number());
+        }
+        mine.had_early = true;
+        let is_early = |sum: &Sum| sum.is_statistic() && sum.number() >= first;
+        let (early, rest) = std::mem::take(&mut mine.storages)
+            .into_iter()
+            .filter_map(|storage| storage.upgrade())
+            .partition::<Vec<_>, _>(|storage| storage.as_sum().is_some_and(is_early));
+        mine.storages = rest.iter().map(Arc::downgrade).collect();
+        Some(early)
     }
 
     /// The calling thread's sums that somebody still holds; none of them is pending afterwards.

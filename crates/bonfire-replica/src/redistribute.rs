@@ -141,8 +141,10 @@ impl<B: Member> Order<'_, B> {
             return;
         }
         let open = || storages.iter().filter(|storage| storage.is_open()).filter_map(|storage| storage.as_sum());
-        if scope == Scope::AllPending && open().next().is_some() && !self.group.pending.is_early(open()) {
-            storages.extend(self.group.pending.take().into_iter().filter(|storage| storage.is_open()));
+        if scope == Scope::AllPending && open().next().is_some() {
+            let pending = &self.group.pending;
+            let others = pending.take_early(open()).unwrap_or_else(|| pending.take());
+            storages.extend(others.into_iter().filter(|storage| storage.is_open()));
         }
         let num_members = self.group.num_members();
         let mut sums = Vec::with_capacity(storages.len());

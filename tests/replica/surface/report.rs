@@ -60,7 +60,7 @@ pub fn page() -> String {
 
 /// Compares the page with the file, or writes it if the environment says so.
 pub fn check(page: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/OPS.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/OPS.md");
     if std::env::var_os("BONFIRE_WRITE_OPS").is_some() {
         std::fs::create_dir_all(path.parent().expect("it lies in docs")).unwrap();
         std::fs::write(&path, page).unwrap();
