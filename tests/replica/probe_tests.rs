@@ -288,30 +288,30 @@ where
 }
 
 /// The methods in which a member allocates more than a plain device, as lines of a table.
-fn excess(name: &str, (plain, member): &(Allocations, Allocations)) -> String {
-    let total = |allocations: &Allocations| allocations.values().sum::<usize>();
-    let mut lines = format!("{name}: plain {} bytes, member {} bytes\n", total(plain), total(member));
-    for (method, &bytes) in member {
-        let plain = plain.get(method).copied().unwrap_or(0);
-        if bytes > plain {
-            lines += &format!("    {method:32} plain {plain:8} member {bytes:8} excess {:8}\n", bytes - plain);
-        }
-    }
-    lines
+fn excess((plain, member): &(Allocations, Allocations)) -> String {
+    let of_plain = |method: &str| plain.get(method).copied().unwrap_or(0);
+    // What is summed over the members goes back into the buffers it came in, or, where it is no plain buffer, into a copy
+    // that the optimizer then need not make.
+    let methods = member.iter().filter(|(method, _)| ![ARRIVALS, "all_reduce"].contains(*method));
+    methods
+        .filter(|&(method, &bytes)| bytes > of_plain(method))
+        .map(|(method, bytes)| format!("{method}: plain {}, member {bytes}\n", of_plain(method)))
+        .collect()
 }
 
 #[test]
-fn layers_hold_on_a_member_what_they_hold_on_a_device_with_its_share_of_the_batch() {
+fn no_operation_of_a_step_allocates_more_on_a_member_than_on_a_device_with_its_share_of_the_batch() {
     let _alone = draw_alone();
+    let total = |allocations: &Allocations| allocations.values().sum::<usize>() as f64;
     macro_rules! compare {
         ($($model:ident $name:literal $config:expr;)*) => {$({
             let allocations = plain_and_member::<$model<_>, $model<_>>($config.init(), $config.init());
-            println!("{}", excess(concat!(stringify!($model), ", ", $name), &allocations));
-            let (plain, member) = allocations;
-            for layer in ["conv2d", "float_matmul", "relu", "max_pool2d_with_indices"] {
-                assert_eq!(plain.get(layer), member.get(layer), "{layer} of {}", stringify!($model));
-            }
-            assert!(plain["float_matmul"] > 0);
+            let (plain, member) = &allocations;
+            assert!(plain["float_matmul"] > 0 && plain["float_matmul"] == member["float_matmul"]);
+            let excess = excess(&allocations);
+            assert!(excess.is_empty(), "{} with {}:\n{excess}", stringify!($model), $name);
+            // In all: a member is brought the labels twice, and the loss's first gradient, which is made at home.
+            assert!(total(member) <= 1.001 * total(plain), "{} with {}", stringify!($model), $name);
         })*};
     }
     compare! {

@@ -372,20 +372,14 @@ pub(crate) fn scatter<B: Member, K: Kind<B>, I: Kind<B>>(
     value: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    // The gradient of what a loss picked: with many classes, a tensor as large as the activations.
-    let work = tensor.shape().num_elements();
     let outline = |(tensor, indices, value): &(ReplicaTensor<B, K>, ReplicaTensor<B, I>, ReplicaTensor<B, K>)| {
         let op = match adds_to_zeros(tensor) && [shared_dim(indices), shared_dim(value)].contains(&Some(dim)) {
             true => rows(vec![None, Some(dim), Some(dim)], vec![None]),
-            false => {
-                let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
-                let dims = (0..tensor.rank()).filter(|dim| !blocked.contains(dim)).collect();
-                batch_shared(dims, vec![Role::Split; 3], vec![Yield::Split])
-            }
+            false => aligned(blocked_by_indexing(dim, &tensor.shape(), &indices.shape())),
         };
         (Rule::new(op), Spec::new(tensor.shape(), tensor.dtype()))
     };
-    apply(Call::heavy(name, work), (tensor, indices, value), outline, move |(x, i, v), _| body(x, i, v))
+    apply(Call::light(name), (tensor, indices, value), outline, move |(x, i, v), _| body(x, i, v))
 }
 
 /// Rows of `dim`, by a list of indices.
