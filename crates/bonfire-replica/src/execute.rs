@@ -27,11 +27,13 @@ pub(crate) struct Call {
 
 impl Call {
     /// An operation that runs where its inputs are.
+    #[inline]
     pub(crate) fn light(name: &'static str) -> Self {
         Self { name, work: 0 }
     }
 
     /// One that may be worth spreading its inputs.
+    #[inline]
     pub(crate) fn heavy(name: &'static str, work: usize) -> Self {
         Self { name, work }
     }
@@ -147,7 +149,7 @@ impl Part<'_> {
 /// # Panics
 ///
 /// If the inputs are on different devices, if their shapes do not fit, if the group is broken, or as `body` does.
-#[inline]
+#[inline(always)]
 pub(crate) fn apply<B, I, O>(
     call: Call,
     inputs: I,
@@ -298,7 +300,7 @@ impl<B: Member> Tensor<B> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn worth_spreading<B: Member>(call: &Call, device: &ReplicaDevice<B>) -> bool {
     match device.group.options.spread {
         Spread::OnHeavyOp { min_work } => call.work > 0 && call.work >= min_work,

@@ -53,17 +53,17 @@ pub(crate) trait Input<B: Member> {
 impl<B: Member, K: Kind<B>> Input<B> for ReplicaTensor<B, K> {
     type Primitive = K::Primitive;
 
-    #[inline]
+    #[inline(always)]
     fn device(&self) -> Option<&ReplicaDevice<B>> {
         Some(self.device_ref())
     }
 
-    #[inline]
+    #[inline(always)]
     fn distance(&self) -> Distance {
         ReplicaTensor::distance(self)
     }
 
-    #[inline]
+    #[inline(always)]
     fn into_home(self) -> (Option<ReplicaDevice<B>>, Self::Primitive) {
         let (device, primitive) = ReplicaTensor::into_home(self);
         (Some(device), primitive)
@@ -81,17 +81,17 @@ impl<B: Member, K: Kind<B>> Input<B> for ReplicaTensor<B, K> {
 impl<B: Member, K: Kind<B>> Input<B> for Option<ReplicaTensor<B, K>> {
     type Primitive = Option<K::Primitive>;
 
-    #[inline]
+    #[inline(always)]
     fn device(&self) -> Option<&ReplicaDevice<B>> {
         self.as_ref().and_then(Input::device)
     }
 
-    #[inline]
+    #[inline(always)]
     fn distance(&self) -> Distance {
         self.as_ref().map_or(Distance::Inline, Input::distance)
     }
 
-    #[inline]
+    #[inline(always)]
     fn into_home(self) -> (Option<ReplicaDevice<B>>, Self::Primitive) {
         self.map(ReplicaTensor::into_home).unzip()
     }
@@ -112,7 +112,7 @@ impl<B: Member, K: Kind<B>> Inputs<B> for Vec<ReplicaTensor<B, K>> {
         common_device(operation, self.iter().map(Input::device))
     }
 
-    #[inline]
+    #[inline(always)]
     fn distance(&self) -> Distance {
         self.iter().map(Input::distance).max().unwrap_or(Distance::Inline)
     }
@@ -136,14 +136,14 @@ macro_rules! inputs {
         impl<B: Member, $($input: Input<B>),+> Inputs<B> for ($($input,)+) {
             type Primitives = ($($input::Primitive,)+);
 
-            #[inline]
+            #[inline(always)]
             fn device(&self, operation: &str) -> &ReplicaDevice<B> {
                 #[allow(non_snake_case)]
                 let ($($input,)+) = self;
                 common_device(operation, [$($input.device()),+].into_iter())
             }
 
-            #[inline]
+            #[inline(always)]
             fn distance(&self) -> Distance {
                 #[allow(non_snake_case)]
                 let ($($input,)+) = self;
@@ -152,7 +152,7 @@ macro_rules! inputs {
                 furthest
             }
 
-            #[inline]
+            #[inline(always)]
             fn into_home(self) -> (ReplicaDevice<B>, Self::Primitives) {
                 #[allow(non_snake_case)]
                 let ($($input,)+) = self;
@@ -207,7 +207,7 @@ impl<B: Member, K: Kind<B>> Outputs<B> for ReplicaTensor<B, K> {
         vec![spec]
     }
 
-    #[inline]
+    #[inline(always)]
     fn at_home(result: K::Primitive, device: ReplicaDevice<B>, inputs: Distance) -> Self {
         ReplicaTensor::at_home(result, device, inputs)
     }
@@ -280,7 +280,7 @@ impl<B: Member, K: Kind<B>> Outputs<B> for Vec<ReplicaTensor<B, K>> {
 /// # Panics
 ///
 /// If the inputs are on different devices.
-#[inline]
+#[inline(always)]
 fn common_device<'a, B: Member>(
     operation: &str,
     devices: impl Iterator<Item = Option<&'a ReplicaDevice<B>>>,

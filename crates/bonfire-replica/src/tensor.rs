@@ -44,7 +44,7 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
 
     /// A result of an operation at home on inputs that were no further away than `inputs`. Those of small inputs alone
     /// are taken to be small.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn at_home(primitive: K::Primitive, device: ReplicaDevice<B>, inputs: Distance) -> Self {
         if inputs > Distance::Inline && primitive.shape().num_elements() > SHARED_FROM {
             return Self::new(Tensor::at_home(K::erase(primitive), device));
@@ -85,7 +85,7 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
         matches!(&self.state, State::Shared { storage, .. } if storage.is_zero_fill())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn distance(&self) -> Distance {
         let State::Shared { shape, storage } = &self.state else { return Distance::Inline };
         let is_home = match storage.placement {
@@ -101,7 +101,7 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
     /// # Panics
     ///
     /// If the tensor is spread.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn into_home(self) -> (ReplicaDevice<B>, K::Primitive) {
         let Self { device, state } = self;
         let primitive = match state {

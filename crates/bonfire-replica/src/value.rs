@@ -55,7 +55,7 @@ macro_rules! kind {
             type Primitive = B::$primitive;
             type Inline = $inline;
 
-            #[inline]
+            #[inline(always)]
             fn take(inline: Self::Inline) -> Self::Primitive {
                 $take(inline)
             }

@@ -59,8 +59,8 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         // A sum is formed before it loses digits.
         let narrows = DType::from(dtype).size() < tensor.dtype().size();
-        let cast = if narrows { unary } else { scaling };
-        cast("float_cast", tensor, dtype, move |x| B::float_cast(x, dtype))
+        let linearity = if narrows { Linearity::Nonlinear } else { Linearity::Scaling };
+        on_each("float_cast", linearity, tensor, dtype, move |x| B::float_cast(x, dtype))
     }
 
     unary_methods! { FloatTensor:
@@ -86,14 +86,13 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
 
     fn float_mul_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
         let dtype = lhs.dtype();
-        let multiply = if scales_parts(dtype, rhs.elem()) { scaling } else { unary };
-        multiply("float_mul_scalar", lhs, dtype, move |x| B::float_mul_scalar(x, rhs))
+        on_each("float_mul_scalar", of_factor(dtype, rhs.elem()), lhs, dtype, move |x| B::float_mul_scalar(x, rhs))
     }
 
     fn float_div_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
         let dtype = lhs.dtype();
-        let divide = if scales_parts(dtype, 1.0 / rhs.elem::<f64>()) { scaling } else { unary };
-        divide("float_div_scalar", lhs, dtype, move |x| B::float_div_scalar(x, rhs))
+        let linearity = of_factor(dtype, 1.0 / rhs.elem::<f64>());
+        on_each("float_div_scalar", linearity, lhs, dtype, move |x| B::float_div_scalar(x, rhs))
     }
 
     binary_methods! { FloatTensor:
@@ -348,10 +347,14 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     }
 }
 
-/// Whether a sum may be scaled part by part: not by what is no number (an empty member's zero would become NaN), and not
-/// in halves, whose parts may vanish where the sum would not.
-fn scales_parts(dtype: DType, factor: f64) -> bool {
-    factor.is_finite() && !matches!(dtype, DType::F16 | DType::BF16)
+/// Of a multiplication by `factor`. A sum is scaled part by part, but not by what is no number (an empty member's zero
+/// would become NaN), and not in halves, whose parts may vanish where the sum would not.
+#[inline]
+fn of_factor(dtype: DType, factor: f64) -> Linearity {
+    match factor.is_finite() && !matches!(dtype, DType::F16 | DType::BF16) {
+        true => Linearity::Scaling,
+        false => Linearity::Nonlinear,
+    }
 }
 
 /// Halves see everything: a member's sum could overflow, or lose digits, where the whole one would not. (Weight

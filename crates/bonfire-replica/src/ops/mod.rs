@@ -25,6 +25,7 @@ use crate::{
 };
 
 /// Elementwise on one tensor.
+#[inline(always)]
 pub(crate) fn unary<B: Member, I: Kind<B>, O: Kind<B>>(
     name: &'static str,
     tensor: ReplicaTensor<B, I>,
@@ -34,17 +35,8 @@ pub(crate) fn unary<B: Member, I: Kind<B>, O: Kind<B>>(
     on_each(name, Linearity::Nonlinear, tensor, dtype, body)
 }
 
-/// Elementwise on one tensor, and the sum of the results is the result of the sum, up to rounding.
-pub(crate) fn scaling<B: Member, I: Kind<B>, O: Kind<B>>(
-    name: &'static str,
-    tensor: ReplicaTensor<B, I>,
-    dtype: impl Into<DType>,
-    body: impl Fn(I::Primitive) -> O::Primitive + Send + Sync + 'static,
-) -> ReplicaTensor<B, O> {
-    on_each(name, Linearity::Scaling, tensor, dtype, body)
-}
-
 /// The sum or difference of two tensors of one kind and dtype.
+#[inline(always)]
 pub(crate) fn additive<B: Member, K: Kind<B>>(
     name: &'static str,
     lhs: ReplicaTensor<B, K>,
@@ -56,6 +48,7 @@ pub(crate) fn additive<B: Member, K: Kind<B>>(
 }
 
 /// Elementwise on two tensors of one kind, which must be of one dtype.
+#[inline(always)]
 pub(crate) fn arithmetic<B: Member, K: Kind<B>, O: Kind<B>>(
     name: &'static str,
     lhs: ReplicaTensor<B, K>,
@@ -66,7 +59,8 @@ pub(crate) fn arithmetic<B: Member, K: Kind<B>, O: Kind<B>>(
     on_pairs(name, Linearity::Nonlinear, lhs, rhs, dtype, body)
 }
 
-/// What [`unary`] and [`scaling`] share, which differ in what they say of sums.
+/// As [`unary`], with a word on sums in parts.
+#[inline(always)]
 pub(crate) fn on_each<B: Member, I: Kind<B>, O: Kind<B>>(
     name: &'static str,
     linearity: Linearity,
@@ -79,6 +73,7 @@ pub(crate) fn on_each<B: Member, I: Kind<B>, O: Kind<B>>(
 }
 
 /// What [`arithmetic`] and [`additive`] share, which differ in what they say of sums.
+#[inline(always)]
 fn on_pairs<B: Member, K: Kind<B>, O: Kind<B>>(
     name: &'static str,
     linearity: Linearity,
@@ -216,6 +211,7 @@ pub(crate) fn cat<B: Member, K: Kind<B>>(
 }
 
 /// The same values in another shape.
+#[inline(always)]
 pub(crate) fn reshape<B: Member, K: Kind<B>>(
     name: &'static str,
     tensor: ReplicaTensor<B, K>,
@@ -446,6 +442,7 @@ pub(crate) fn unfold<B: Member, K: Kind<B>>(
 }
 
 /// One dim reduced to length 1. The body learns whether its result will be summed over the members.
+#[inline(always)]
 pub(crate) fn reduce_dim<B: Member, I: Kind<B>, O: Kind<B>>(
     name: &'static str,
     tensor: ReplicaTensor<B, I>,
