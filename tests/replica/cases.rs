@@ -35,11 +35,28 @@ fn assert_close(found: TensorData, expected: &[f64], tolerance: f64) {
 
 /// Output, running mean and running variance of a fresh BatchNorm over one feature.
 fn batch_norm(values: &[f32], num_members: usize, spread: Spread) -> [TensorData; 3] {
-    let device = replica::<Flex>(num_members, spread);
+    batch_norm_on(values, replica::<Flex>(num_members, spread))
+}
+
+fn batch_norm_on(values: &[f32], device: ReplicaDevice<Flex>) -> [TensorData; 3] {
     let norm: BatchNorm<Ad> = BatchNormConfig::new(1).init(&device);
     let x = Tensor::<Ad, 2>::from_data(TensorData::new(values.to_vec(), [values.len(), 1]), &device);
     let output = norm.forward(x);
     [output.into_data(), norm.running_mean.value_sync().into_data(), norm.running_var.value_sync().into_data()]
+}
+
+/// Case 12: the mean over members that have 3 items and 1, and the biased variance, move the running ones by a tenth.
+#[test]
+fn batch_norm_counts_items_not_members() {
+    for spread in [ALWAYS, Spread::Eager] {
+        let options = ReplicaOptions { shares: Shares::Weighted(vec![3, 1]), spread, ..Default::default() };
+        let device = ReplicaDevice::with_options(vec![FlexDevice; 2], options).unwrap();
+        let [output, mean, variance] = batch_norm_on(&[1.0, 2.0, 3.0, 10.0], device);
+        let deviation = (12.5f64 + 1e-5).sqrt();
+        assert_close(output, &[-3.0, -2.0, -1.0, 6.0].map(|distance| distance / deviation), 1e-5);
+        assert_close(mean, &[0.1 * 4.0], 1e-6);
+        assert_close(variance, &[0.9 + 0.1 * 12.5], 1e-5);
+    }
 }
 
 /// Case 43.

@@ -95,6 +95,46 @@ fn values_that_repeat_are_those_of_the_repeated_tensor() {
     assert_eq!(collectives.total_calls(), collectives.num_calls(Collective::AllReduce), "{collectives}");
 }
 
+/// A row that repeats to as many elements as the buffer it was cut from has.
+#[test]
+fn a_repeated_view_is_no_whole_buffer() {
+    let device = replica::<Flex>(2, ALWAYS);
+    let w = Tensor::<B, 2>::from_data([[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]], &device);
+    let one = Tensor::<B, 2>::ones([1, 1], &device);
+    // Whole on every member, as a parameter is after a step.
+    let w = (w.clone().matmul(Tensor::ones([3, 1], &device)).sum() * 0.0 + one.sum()).unsqueeze::<2>() * w;
+    let repeated = w.clone().slice([0..1, 0..3]).expand([2, 3]);
+    assert_eq!(repeated.clone().reshape([2, 3, 1]).sum().into_scalar(), 12.0);
+    assert_eq!(repeated.clone().sum_dim(0).into_data().to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0]);
+    drop(w);
+    assert_eq!((repeated * 2.0).into_data().to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0, 2.0, 4.0, 6.0]);
+}
+
+/// NdArray does not broadcast in every operation.
+#[test]
+fn inputs_of_one_shape_reach_a_member_in_one_shape_however_they_are_stored() {
+    use burn::tensor::{TensorData, backend::Backend};
+    use burn_ndarray::{NdArray, NdArrayDevice};
+
+    fn run<B: Backend>(device: &B::Device) -> Vec<TensorData> {
+        let x = Tensor::<B, 2>::from_data([[0.5f64, -1.0], [2.0, -3.0], [1.5, 0.25]], device);
+        let row = x.matmul(Tensor::from_data([[1.0f64, 2.0], [3.0, -4.0]], device)).sum_dim(0);
+        let (ones, repeated) = (Tensor::<B, 2>::ones([40, 2], device), Tensor::ones([40, 2], device) * row.clone());
+        let mask = repeated.clone().lower_elem(0.0);
+        vec![
+            ones.clone().mask_fill(mask.clone(), 7.0).into_data(),
+            ones.clone().mask_where(mask.clone(), repeated.clone()).into_data(),
+            repeated.clone().mask_where(mask, ones.clone() * 2.0).into_data(),
+            (ones.clone() * 5.0 % repeated.clone()).into_data(),
+            (ones * 2.0).powf(repeated.clone()).into_data(),
+            (repeated.clone() - row).into_data(),
+            burn::tensor::activation::relu(repeated).into_data(),
+        ]
+    }
+    let device = replica::<NdArray<f64>>(2, ALWAYS);
+    assert_eq!(run::<Replica<NdArray<f64>>>(&device), run::<NdArray<f64>>(&NdArrayDevice::Cpu));
+}
+
 #[test]
 fn members_get_the_shares_they_were_given() {
     use bonfire::{ReplicaDevice, ReplicaOptions, Shares};

@@ -1,9 +1,9 @@
 //! One operation: decide where it runs, then run it, at home or on every member.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use bonfire_collectives::CollectiveError;
-use bonfire_placement::{Op, Operand, PartialOp, Placement, Plan};
+use bonfire_placement::{Lengths, Op, Operand, PartialOp, Placement, Plan};
 use burn_backend::{DType, MetadataError, Scalar, Shape};
 use crossbeam_channel::{Sender, bounded};
 
@@ -119,7 +119,8 @@ pub(crate) struct Known {
 /// Where a body runs: at home on whole tensors, or on a member on its parts.
 pub(crate) struct Part<'a> {
     rank: usize,
-    /// One per output; empty at home.
+    /// One per input and output; empty at home.
+    inputs: &'a [Placement],
     placements: &'a [Placement],
     /// Empty if the body's own word holds.
     outputs: &'a [Known],
@@ -127,7 +128,7 @@ pub(crate) struct Part<'a> {
 
 impl Part<'_> {
     /// All of it, at home.
-    const WHOLE: Part<'static> = Part { rank: 0, placements: &[], outputs: &[] };
+    const WHOLE: Part<'static> = Part { rank: 0, inputs: &[], placements: &[], outputs: &[] };
 
     /// The shape that this part of output `index` must have, of a whole that the caller asked to be of shape `whole`.
     pub(crate) fn shape(&self, index: usize, whole: &Shape) -> Shape {
@@ -135,6 +136,14 @@ impl Part<'_> {
         match self.placements.get(index) {
             Some(placement) => Shape::from(placement.local_shape(whole, self.rank)),
             None => whole.clone(),
+        }
+    }
+
+    /// The dim of which the members share the first input, and this member's rows of it.
+    pub(crate) fn rows(&self) -> Option<(usize, Range<usize>)> {
+        match self.inputs.first() {
+            Some(Placement::Shard { dim, lengths }) => Some((*dim, lengths.range(self.rank))),
+            Some(_) | None => None,
         }
     }
 
@@ -196,8 +205,9 @@ where
             let input = inputs.into_iter().flatten().next().expect("a view has an input");
             return vec![Tensor { shape: output.shape.clone(), ..input }];
         }
-        if let Some(stored) = expand::store_small(&mut rule.op, rule.is_elementwise, &mut inputs, &output.shape) {
-            expanded = Some(std::mem::replace(&mut output.shape, stored));
+        if let Some(stored) = expand::on_stored(&rule.op, rule.is_elementwise, &mut inputs, &output.shape) {
+            rule.op = stored.op;
+            expanded = Some(std::mem::replace(&mut output.shape, stored.shape));
         }
     }
 
@@ -210,7 +220,7 @@ where
     let is_spread = inputs.iter().flatten().any(|input| input.storage.placement.is_spread());
     let is_split = plan.outputs.iter().any(|placement| !matches!(placement, Placement::Replicate));
     let mut outputs = if is_spread || is_split && worth_spreading(&call, device) {
-        apply_spread::<B, I, O>(call.name, &rule, inputs, known, plan, device, body)
+        apply_spread::<B, I, O>(call, &rule, inputs, known, plan, device, body)
     } else {
         let values = inputs.into_iter().map(|input| input.map(Tensor::into_home)).collect();
         let part = Part { outputs: known.as_deref().unwrap_or_default(), ..Part::WHOLE };
@@ -225,7 +235,7 @@ where
 
 /// Runs the body on every member.
 fn apply_spread<B, I, O>(
-    name: &'static str,
+    call: Call,
     rule: &Rule,
     inputs: Vec<Option<Tensor<B>>>,
     known: Option<Vec<Known>>,
@@ -242,10 +252,11 @@ where
     let (reply, replies) = known.is_none().then(|| bounded(1)).unzip();
     let parts: Vec<_> = plan.outputs.iter().map(|_| Parts::new(device.num_members())).collect();
     let order = device.group.order();
-    form_sums(&order, &inputs, &plan);
+    form_sums(&order, &call, &inputs, &plan);
     let task = OpTask::<B, _> {
-        name,
+        name: call.name,
         idle: idle_members(&plan, device.num_members()),
+        inputs: plan.inputs.clone(),
         sources: sources(&order, inputs, plan.inputs, rule.is_elementwise),
         targets: parts.clone(),
         placements: plan.outputs.clone(),
@@ -376,11 +387,12 @@ fn gives_statistic<B: Member>(op: &Op, inputs: &[Option<Tensor<B>>]) -> bool {
     is_reduction || inputs.iter().flatten().all(is_statistic)
 }
 
-/// Forms the sums that the plan needs as values. What meets something sharded (batch statistics) is formed alone; an
-/// operation on whole values (an optimizer, a norm to clip by) brings all that the calling thread has pending.
-fn form_sums<B: Member>(order: &Order<B>, inputs: &[Option<Tensor<B>>], plan: &Plan) {
+/// Forms the sums that the plan needs as values. What meets something sharded (batch statistics), or enters a product, is
+/// formed alone; any other operation on whole values (an optimizer, a norm to clip by) brings all that the calling thread
+/// has pending.
+fn form_sums<B: Member>(order: &Order<B>, call: &Call, inputs: &[Option<Tensor<B>>], plan: &Plan) {
     let is_shard = |placement: &Placement| matches!(placement, Placement::Shard { .. });
-    let scope = if plan.inputs.iter().any(is_shard) { Scope::These } else { Scope::AllPending };
+    let scope = if call.work > 0 || plan.inputs.iter().any(is_shard) { Scope::These } else { Scope::AllPending };
     let mut placements = plan.inputs.iter();
     let is_value = |wanted: &Placement| !matches!(wanted, Placement::Partial { .. });
     let asked = inputs.iter().flatten().filter(|_| placements.next().is_none_or(is_value));
@@ -411,20 +423,25 @@ fn sources<B: Member>(
     sources
 }
 
-/// Per member: whether it holds nothing of what is shared out.
+/// Per member: whether it has no part of what comes out, or, of a sum, nothing to add.
 fn idle_members(plan: &Plan, num_members: usize) -> Vec<bool> {
-    let lengths: Vec<_> = (plan.inputs.iter().chain(&plan.outputs))
-        .filter_map(|placement| match placement {
+    fn lengths(placements: &[Placement]) -> Vec<&Lengths> {
+        let shared = placements.iter().filter_map(|placement| match placement {
             Placement::Shard { lengths, .. } => Some(lengths),
             _ => None,
-        })
-        .collect();
-    (0..num_members).map(|rank| lengths.iter().any(|lengths| lengths.of(rank) == 0)).collect()
+        });
+        shared.collect()
+    }
+    let outputs = lengths(&plan.outputs);
+    let deciding = if outputs.is_empty() { lengths(&plan.inputs) } else { outputs };
+    (0..num_members).map(|rank| deciding.iter().any(|lengths| lengths.of(rank) == 0)).collect()
 }
 
 /// One operation, on each member's parts.
 struct OpTask<B: Member, F> {
     name: &'static str,
+    /// Of the inputs that are there.
+    inputs: Vec<Placement>,
     sources: Vec<Option<Source<B>>>,
     targets: Vec<Arc<Parts<B>>>,
     placements: Vec<Placement>,
@@ -453,7 +470,7 @@ where
             Some(outputs) if self.idle[member.rank] => self.nothing(outputs, member),
             outputs => {
                 let outputs = outputs.as_deref().unwrap_or_default();
-                let part = Part { rank: member.rank, placements: &self.placements, outputs };
+                let part = Part { rank: member.rank, inputs: &self.inputs, placements: &self.placements, outputs };
                 (self.body)(values, &part)
             }
         };

@@ -18,36 +18,49 @@ pub(crate) fn repeats_storage<B: Member>(op: &Op, inputs: &[Option<Tensor<B>>]) 
     }
 }
 
-/// Where an operation can run on what is stored, makes it one on tensors of the stored shapes, and gives the shape of
-/// its result, which stands for one of shape `output`.
-pub(crate) fn store_small<B: Member>(
-    op: &mut Op,
+/// An operation on what is stored.
+pub(crate) struct OnStored {
+    pub(crate) op: Op,
+    /// Of its result, which stands for a larger one.
+    pub(crate) shape: Shape,
+}
+
+/// Where an operation whose result has shape `output` can run on what is stored: that operation. Its inputs then have the
+/// stored shapes too.
+pub(crate) fn on_stored<B: Member>(
+    op: &Op,
     is_elementwise: bool,
     inputs: &mut [Option<Tensor<B>>],
     output: &Shape,
-) -> Option<Shape> {
+) -> Option<OnStored> {
     if inputs.iter().flatten().any(is_sharded) {
         return None;
     }
-    let stored = match (&mut *op, &*inputs) {
+    let (op, shape) = match (op, &*inputs) {
         (Op::Aligned { .. }, inputs) if is_elementwise => {
             let stored: Vec<Shape> = inputs.iter().flatten().map(Tensor::stored_shape).collect();
-            Shape::broadcast_many(stored.iter()).ok()?
+            (op.clone(), Shape::broadcast_many(stored.iter()).ok()?)
         }
-        (Op::Permute { axes }, [Some(input)]) if input.is_expanded() => input.stored_shape().permuted(axes).ok()?,
+        (Op::Permute { axes }, [Some(input)]) if input.is_expanded() => {
+            (op.clone(), input.stored_shape().permuted(axes).ok()?)
+        }
         (Op::Reshape { to }, [Some(input)]) if input.is_expanded() => {
-            *to = reshape_stored(&input.shape, &input.stored_shape(), to)?;
-            Shape::from(to.clone())
+            let to = reshape_stored(&input.shape, &input.stored_shape(), to)?;
+            (Op::Reshape { to: to.clone() }, Shape::from(to))
         }
         _ => return None,
     };
-    if stored == *output {
+    if shape == *output {
         return None;
     }
     for input in inputs.iter_mut().flatten() {
-        input.shape = input.stored_shape();
+        // Inputs of one shape stay so: not every backend broadcasts in every operation.
+        input.shape = match is_elementwise {
+            true => input.shape.iter().zip(&shape[..]).map(|(&length, &stored)| length.min(stored)).collect(),
+            false => input.stored_shape(),
+        };
     }
-    Some(stored)
+    Some(OnStored { op, shape })
 }
 
 /// What the rules see as a shard; a sum in parts, or what is at home, can stand for something larger.

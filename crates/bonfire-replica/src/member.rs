@@ -92,8 +92,11 @@ mod flex {
         /// that repeats a smaller buffer: Flex is slow on those, and sums some wrongly.
         fn move_to(value: Value<Self>, _device: &FlexDevice) -> Value<Self> {
             let own = |tensor: FlexTensor| {
-                let num_bytes = tensor.layout().shape().num_elements() * tensor.dtype().size();
-                if tensor.bytes().len() == num_bytes { tensor } else { tensor.to_contiguous() }
+                let (shape, strides) = (tensor.layout().shape(), tensor.layout().strides());
+                let num_bytes = shape.num_elements() * tensor.dtype().size();
+                // Both at once may have as many bytes as the buffer.
+                let repeats = shape.iter().zip(strides).any(|(&length, &stride)| length > 1 && stride == 0);
+                if repeats || tensor.bytes().len() != num_bytes { tensor.to_contiguous() } else { tensor }
             };
             match value {
                 Value::Float(tensor) => Value::Float(own(tensor)),

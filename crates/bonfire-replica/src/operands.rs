@@ -114,7 +114,8 @@ impl<B: Member, K: Kind<B>> Inputs<B> for Vec<ReplicaTensor<B, K>> {
 
     #[inline(always)]
     fn distance(&self) -> Distance {
-        self.iter().map(Input::distance).max().unwrap_or(Distance::Inline)
+        // Never inline: many small tensors make a large one.
+        self.iter().map(Input::distance).fold(Distance::Shared, Distance::max)
     }
 
     fn into_home(self) -> (ReplicaDevice<B>, Self::Primitives) {

@@ -79,10 +79,9 @@ impl<B: Member> Task<B> for ReadTask<B> {
     }
 
     fn run(&self, context: &MemberContext<B>) -> Result<(), CollectiveError> {
-        let value = self.source.fetch(context);
         if is_read(&self.placement, context.rank) {
             // The reader may have given up waiting.
-            let _ = self.sender.send((context.rank, member::read(value)));
+            let _ = self.sender.send((context.rank, member::read(self.source.fetch(context))));
         }
         Ok(())
     }

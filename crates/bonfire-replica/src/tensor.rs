@@ -42,8 +42,8 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
         Self { device, state: State::Shared { shape, storage } }
     }
 
-    /// A result of an operation at home on inputs that were no further away than `inputs`. Those of small inputs alone
-    /// are taken to be small.
+    /// A result of an operation at home on inputs that were no further away than `inputs`. That of a few small inputs is
+    /// taken to be small; where it is not (an outer product, a repeated tensor), it may be brought to the members twice.
     #[inline(always)]
     pub(crate) fn at_home(primitive: K::Primitive, device: ReplicaDevice<B>, inputs: Distance) -> Self {
         if inputs > Distance::Inline && primitive.shape().num_elements() > SHARED_FROM {
@@ -57,7 +57,7 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
         Self::new(Tensor::at_home(K::erase(primitive), device.clone()).spread_if_eager())
     }
 
-    /// A tensor of one value everywhere, which needs no storage until someone reads it.
+    /// A tensor of one value everywhere, which is never stored: whoever needs it makes it.
     pub(crate) fn fill(shape: Shape, value: Scalar, dtype: DType, device: &ReplicaDevice<B>) -> Self {
         Self::new(Tensor::new(shape, device.clone(), Storage::fill(Fill { value, full: K::full }, dtype)))
     }

@@ -1,11 +1,14 @@
 mod aligned;
 mod batched;
+mod joins;
 mod matmul;
 mod reduce;
 mod rows;
 mod views;
 
 pub use views::reshape_stored;
+
+use std::ops::Range;
 
 use crate::{Lengths, PartialOp, Placement, PlacementError, Shares};
 
@@ -21,6 +24,9 @@ pub struct Operand<'a> {
 /// What a rule answers: the placements that the inputs must have, and those that the outputs will have.
 ///
 /// Never `Local` or `Fill`; a `Shard` is of a dim longer than 1, and a `Partial` input is one that was `Partial` before.
+///
+/// A rank with no rows of a `Shard` output, or, where no output is a `Shard`, of a `Shard` input, runs nothing: it gives
+/// empty parts, and what changes no sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// One per operand, in order.
@@ -106,6 +112,18 @@ pub enum Op {
     },
     /// `[.., m, k] x [.., k, n] -> [.., m, n]`: both of the same rank, at least 2; leading dims of length 1 broadcast.
     Matmul,
+    /// Operands of the same shape but for `dim`, one after the other along it.
+    Cat {
+        /// The dim along which they are joined.
+        dim: usize,
+    },
+    /// A range of each dim, with step 1.
+    Narrow {
+        /// The rows that stay, one range per dim; `None` for all rows.
+        ranges: Vec<Option<Range<usize>>>,
+        /// Dims that every rank must hold whole: those that are cut in another way.
+        blocked: Vec<usize>,
+    },
     /// Ranks may share any one of `dims`, the same in every [`Role::Split`] operand.
     ///
     /// A `Split` operand of length 1 on the shared dim broadcasts: each rank takes it whole. `Split` outputs have the
@@ -163,6 +181,8 @@ impl Op {
                 None => Err(self.shape_error(operands)),
             },
             Op::Batched { dims, roles, outputs } => batched::Batched { operands, dims, roles, outputs }.plan(sharing),
+            Op::Cat { dim } => joins::cat(operands, *dim, sharing),
+            Op::Narrow { ranges, blocked } => fitting(joins::narrow(operands[0], ranges, blocked)),
             Op::Rows { inputs, outputs } => fitting(rows::plan(operands, inputs, outputs)),
             Op::Whole { num_outputs } => Ok(Plan::replicate(operands.len(), *num_outputs)),
         }
@@ -170,8 +190,8 @@ impl Op {
 
     fn check(&self, operands: &[Operand<'_>], world_size: usize) -> Result<(), PlacementError> {
         let expected = match self {
-            Op::Aligned { .. } | Op::Whole { .. } => operands.len(),
-            Op::Reshape { .. } | Op::Permute { .. } | Op::Expand { .. } => 1,
+            Op::Aligned { .. } | Op::Cat { .. } | Op::Whole { .. } => operands.len(),
+            Op::Reshape { .. } | Op::Permute { .. } | Op::Expand { .. } | Op::Narrow { .. } => 1,
             Op::Reduce { .. } | Op::ReduceAll { .. } => 1,
             Op::Matmul => 2,
             Op::Batched { roles, .. } => roles.len(),

@@ -6,6 +6,7 @@ mod aligned;
 mod batched;
 mod case;
 mod dense;
+mod joins;
 mod matmul;
 mod ranks;
 mod reduce;

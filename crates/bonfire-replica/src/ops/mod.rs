@@ -12,6 +12,8 @@ mod module;
 mod quantized;
 mod transaction;
 
+use std::ops::Range;
+
 use bonfire_placement::{Op, Placement, Reduction, Role, Yield};
 use burn_backend::{
     DType, MetadataError, Scalar, Shape, Slice, TensorMetadata, calculate_matmul_output,
@@ -204,10 +206,19 @@ pub(crate) fn cat<B: Member, K: Kind<B>>(
     dim: usize,
     body: impl Fn(Vec<K::Primitive>, usize) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape()).collect();
-    let dtypes: Vec<DType> = tensors.iter().map(|tensor| tensor.dtype()).collect();
-    let spec = Spec::inferred(same_dtype(&dtypes).and_then(|()| Shape::cat(shapes.iter(), dim)), dtypes[0]);
-    apply(Call::light(name), tensors, |_| (Rule::new(aligned(vec![dim])).linear(), spec), move |xs, _| body(xs, dim))
+    let outline = |tensors: &Vec<ReplicaTensor<B, K>>| {
+        let shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape()).collect();
+        let dtypes: Vec<DType> = tensors.iter().map(|tensor| tensor.dtype()).collect();
+        let shape = same_dtype(&dtypes).and_then(|()| Shape::cat(shapes.iter(), dim));
+        (Rule::new(Op::Cat { dim }).linear(), Spec::inferred(shape, dtypes[0]))
+    };
+    apply(Call::light(name), tensors, outline, move |mut xs, part| {
+        if part.rows().is_some_and(|(shared, _)| shared == dim) {
+            // This member's part of the whole has no rows of some.
+            xs.retain(|x| x.shape()[dim] > 0);
+        }
+        body(xs, dim)
+    })
 }
 
 /// The same values in another shape.
@@ -305,17 +316,35 @@ pub(crate) fn slice<B: Member, K: Kind<B>>(
     slices: &[Slice],
     body: impl Fn(K::Primitive, &[Slice]) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let (slices, blocked) = relative(slices, &tensor.shape());
-    let mut shape = tensor.shape();
-    for (length, slice) in shape.iter_mut().zip(&slices) {
-        *length = slice.output_size(*length);
-    }
-    apply(
-        Call::light(name),
-        (tensor,),
-        |(tensor,)| (Rule::new(aligned(blocked)).linear(), Spec::new(shape, tensor.dtype())),
-        move |(x,), _| body(x, &slices),
-    )
+    let whole = tensor.shape();
+    let (slices, cut) = relative(slices, &whole);
+    let outline = |(tensor,): &(ReplicaTensor<B, K>,)| {
+        let mut shape = whole.clone();
+        for (length, slice) in shape.iter_mut().zip(&slices) {
+            *length = slice.output_size(*length);
+        }
+        let is_blocked = |dim: &usize| slices[*dim].step != 1;
+        let range = |dim: usize| (cut.contains(&dim) && !is_blocked(&dim)).then(|| slices[dim].to_range(whole[dim]));
+        let ranges = (0..whole.num_dims()).map(range).collect();
+        let op = Op::Narrow { ranges, blocked: cut.iter().copied().filter(is_blocked).collect() };
+        (Rule::new(op).linear(), Spec::new(shape, tensor.dtype()))
+    };
+    apply(Call::light(name), (tensor,), outline, {
+        let (slices, whole) = (slices.clone(), whole.clone());
+        move |(x,), part| match part.rows() {
+            Some((dim, held)) => body(x, &own_slices(&slices, dim, whole[dim], &held)),
+            None => body(x, &slices),
+        }
+    })
+}
+
+/// The slices with those of `dim` in rows of the part that holds the rows `held` of `length`.
+fn own_slices(slices: &[Slice], dim: usize, length: usize, held: &Range<usize>) -> Vec<Slice> {
+    let mut slices = slices.to_vec();
+    let range = slices[dim].to_range(length);
+    let (start, end) = (range.start.max(held.start), range.end.min(held.end));
+    slices[dim] = Slice::from(start - held.start..end - held.start);
+    slices
 }
 
 /// A range of each dim replaced by `value`.
@@ -550,7 +579,7 @@ pub(crate) fn same_dtype(dtypes: &[DType]) -> Result<(), MetadataError> {
     }
 }
 
-/// The slices with whole dims said as such, so that they hold on parts too, and the dims that are not whole.
+/// The slices with whole dims said as such, so that they hold on parts too, and the dims that are cut.
 fn relative(slices: &[Slice], shape: &Shape) -> (Vec<Slice>, Vec<usize>) {
     let mut blocked = Vec::new();
     let slices = shape
