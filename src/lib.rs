@@ -3,7 +3,7 @@
 //! # Feature flags
 //!
 //! - `ndarray`: `burn-ndarray` devices as members.
-//! - `serde`: [`ReplicaOptions`] can be read and written.
+//! - `serde`: [`ReplicaOptions`] and [`RandomState`] can be read and written.
 
 #![forbid(unsafe_code)]
 

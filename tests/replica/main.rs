@@ -11,6 +11,7 @@ mod placements;
 mod probe;
 mod probe_tests;
 mod programs;
+mod random;
 mod runs;
 mod steps;
 mod surface;

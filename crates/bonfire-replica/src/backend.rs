@@ -7,7 +7,7 @@ use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, 
 use crossbeam_channel::bounded;
 
 use crate::{
-    Member, ReplicaDevice, ReplicaError, ReplicaTensor,
+    Member, RandomMode, RandomState, ReplicaDevice, ReplicaError, ReplicaTensor,
     group::{MemberContext, Task},
     value::{Bool, Float, Int, Quantized},
 };
@@ -50,9 +50,13 @@ impl<B: Member> Backend for Replica<B> {
         format!("replica<{}> x {}", B::name(device.group.home()), device.num_members())
     }
 
-    /// Seeds the inner backend: all draws are made on the calling thread, from its stream.
+    /// Seeds the inner backend, from whose stream all draws are made on the calling thread; or, with
+    /// [`RandomMode::Counter`], this device alone.
     fn seed(device: &Self::Device, seed: u64) {
-        B::seed(device.group.home(), seed);
+        match device.group.options.random {
+            RandomMode::Stream => B::seed(device.group.home(), seed),
+            RandomMode::Counter => *device.group.random() = RandomState { seed, next_draw: 0 },
+        }
     }
 
     /// Waits until every member has run all that was enqueued so far.

@@ -10,7 +10,7 @@ use std::{
 use bonfire_collectives::Counts;
 use burn_backend::{Device, DeviceId, DeviceOps};
 
-use crate::{Member, ReplicaError, ReplicaOptions, group::Group, options::Environment};
+use crate::{Member, RandomMode, RandomState, ReplicaError, ReplicaOptions, group::Group, options::Environment};
 
 /// Several devices of `B` that a [`Replica<B>`](crate::Replica) uses as one.
 ///
@@ -109,6 +109,34 @@ impl<B: Member> ReplicaDevice<B> {
     /// Which collectives the members have run so far, and their bytes.
     pub fn collectives(&self) -> &Counts {
         self.group.counts()
+    }
+
+    /// Where the draws have got to, for a checkpoint; `None` with [`RandomMode::Stream`], since the generators of Burn's
+    /// backends cannot be read.
+    pub fn random_state(&self) -> Option<RandomState> {
+        match self.group.options.random {
+            RandomMode::Stream => None,
+            RandomMode::Counter => Some(*self.group.random()),
+        }
+    }
+
+    /// Goes on drawing from where [`random_state`](Self::random_state) was asked for, on this or any other device.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplicaError::Option`] with [`RandomMode::Stream`].
+    pub fn set_random_state(&self, state: RandomState) -> Result<(), ReplicaError> {
+        match self.group.options.random {
+            RandomMode::Stream => Err(ReplicaError::Option {
+                option: "random",
+                value: "stream".into(),
+                expected: "counter, to set the state of the draws: the inner backend's own has no state to set",
+            }),
+            RandomMode::Counter => {
+                *self.group.random() = state;
+                Ok(())
+            }
+        }
     }
 
     /// Why this group can no longer be used: the first failure of a member.

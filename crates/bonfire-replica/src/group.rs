@@ -17,7 +17,7 @@ use bonfire_collectives::{CollectiveError, Communicator, Counting, Counts, Threa
 use burn_backend::DType;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError, bounded};
 
-use crate::{Member, ReplicaError, ReplicaOptions, member::MemberCommunicator, pending::PendingSums};
+use crate::{Member, RandomState, ReplicaError, ReplicaOptions, member::MemberCommunicator, pending::PendingSums};
 
 /// Something every member does once, in the same place of its queue.
 pub(crate) trait Task<B: Member>: Send + Sync {
@@ -53,6 +53,8 @@ pub(crate) struct Group<B: Member> {
     num_enqueued: AtomicU64,
     num_synced: AtomicU64,
     pub(crate) pending: PendingSums<B>,
+    /// Of draws from counters.
+    random: Mutex<RandomState>,
     /// Dtypes of indices, which the inner backend chooses itself, by operation and input.
     index_dtypes: Mutex<HashMap<(&'static str, DType), DType>>,
 }
@@ -133,6 +135,7 @@ impl<B: Member> Group<B> {
             num_enqueued: AtomicU64::new(0),
             num_synced: AtomicU64::new(0),
             pending: PendingSums::default(),
+            random: Mutex::default(),
             index_dtypes: Mutex::new(HashMap::new()),
         })
     }
@@ -149,6 +152,11 @@ impl<B: Member> Group<B> {
     /// Collectives that the first member has run; every member runs the same.
     pub(crate) fn counts(&self) -> &Counts {
         &self.counts
+    }
+
+    /// Where draws from counters have got to.
+    pub(crate) fn random(&self) -> MutexGuard<'_, RandomState> {
+        self.random.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why the group can no longer be used, if so.

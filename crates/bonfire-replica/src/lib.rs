@@ -21,13 +21,14 @@
 //! | `expand` | tensors that are stored smaller than they are |
 //! | `redistribute`, `read`, `transfer` | from one placement to another, to the host, to another device |
 //! | `group` | members, queues, order, failure |
+//! | `random` | draws that any member can make its part of |
 //! | `pending` | sums that are not formed yet |
 //! | `member` | what a backend does to be a member |
 //!
 //! # Feature flags
 //!
 //! - `ndarray`: `burn-ndarray` devices as members.
-//! - `serde`: [`ReplicaOptions`] can be read and written.
+//! - `serde`: [`ReplicaOptions`] and [`RandomState`] can be read and written.
 
 #![forbid(unsafe_code)]
 
@@ -42,6 +43,7 @@ mod operands;
 mod ops;
 mod options;
 mod pending;
+mod random;
 mod read;
 mod redistribute;
 mod tensor;
@@ -53,5 +55,6 @@ pub use bonfire_placement::{Lengths, Placement, Shares};
 pub use device::ReplicaDevice;
 pub use error::ReplicaError;
 pub use member::{Member, MemberCommunicator};
-pub use options::{Environment, ReplicaOptions, Spread};
+pub use options::{Environment, RandomMode, ReplicaOptions, Spread};
+pub use random::RandomState;
 pub use tensor::ReplicaTensor;

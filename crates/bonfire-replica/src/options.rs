@@ -26,6 +26,20 @@ impl Default for Spread {
     }
 }
 
+/// Where random numbers come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum RandomMode {
+    /// The inner backend's stream, on the thread that asks: with one seed, the numbers of one plain device.
+    #[default]
+    Stream,
+    /// Philox, of the seed, the number of the draw and the position of the element: other numbers than the inner
+    /// backend's, but the same for any shares, placements and number of members. Each member makes its own part, and the
+    /// state can be [read](crate::ReplicaDevice::random_state) and [set](crate::ReplicaDevice::set_random_state). Draws
+    /// are numbered per device, in the order in which they are asked for; the seed is 0 until Burn's `seed` sets it.
+    Counter,
+}
+
 /// Settings of a [`ReplicaDevice`](crate::ReplicaDevice).
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -37,6 +51,8 @@ pub struct ReplicaOptions {
     pub threads_per_member: Option<usize>,
     /// When tensors are spread over the members.
     pub spread: Spread,
+    /// Where random numbers come from.
+    pub random: RandomMode,
     /// Operations a member's queue holds before the caller waits.
     pub max_queued_ops: usize,
     /// Bytes of tensors on their way from the home device that the queues hold before the caller waits.
@@ -51,6 +67,7 @@ impl Default for ReplicaOptions {
             shares: Shares::Equal,
             threads_per_member: None,
             spread: Spread::default(),
+            random: RandomMode::default(),
             max_queued_ops: 1024,
             max_queued_bytes: 1 << 30,
             timeout: Duration::from_secs(600),
@@ -100,6 +117,7 @@ impl ReplicaOptions {
 /// | `BONFIRE_THREADS_PER_MEMBER` | [`ReplicaOptions::threads_per_member`] |
 /// | `BONFIRE_SHARES` | weights of the members, as `2,3,3` |
 /// | `BONFIRE_SPREAD` | `heavy` (default) or `eager` |
+/// | `BONFIRE_RANDOM` | `stream` (default) or `counter` |
 /// | `BONFIRE_TIMEOUT_SECONDS` | [`ReplicaOptions::timeout`] |
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Environment {
@@ -157,6 +175,19 @@ impl Environment {
                 }
             };
         }
+        if let Some(value) = lookup("BONFIRE_RANDOM") {
+            options.random = match value.trim() {
+                "stream" => RandomMode::Stream,
+                "counter" => RandomMode::Counter,
+                _ => {
+                    return Err(ReplicaError::Environment {
+                        variable: "BONFIRE_RANDOM",
+                        value,
+                        expected: "stream or counter",
+                    });
+                }
+            };
+        }
         Ok(environment)
     }
 }
@@ -197,6 +228,7 @@ mod tests {
             ("BONFIRE_THREADS_PER_MEMBER", "2"),
             ("BONFIRE_SHARES", "2, 3,3"),
             ("BONFIRE_SPREAD", "eager"),
+            ("BONFIRE_RANDOM", "counter"),
             ("BONFIRE_TIMEOUT_SECONDS", "7"),
         ])
         .unwrap();
@@ -204,6 +236,7 @@ mod tests {
         assert_eq!(environment.options.threads_per_member, Some(2));
         assert_eq!(environment.options.shares, Shares::Weighted(vec![2, 3, 3]));
         assert_eq!(environment.options.spread, Spread::Eager);
+        assert_eq!(environment.options.random, RandomMode::Counter);
         assert_eq!(environment.options.timeout, Duration::from_secs(7));
     }
 
@@ -220,6 +253,7 @@ mod tests {
             ("BONFIRE_THREADS_PER_MEMBER", "-1"),
             ("BONFIRE_SHARES", "1,,2"),
             ("BONFIRE_SPREAD", "lazy"),
+            ("BONFIRE_RANDOM", "dice"),
             ("BONFIRE_TIMEOUT_SECONDS", "1.5"),
         ] {
             let message = read(&[(variable, value)]).unwrap_err().to_string();

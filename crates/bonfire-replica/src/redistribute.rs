@@ -9,7 +9,8 @@ use burn_backend::{DType, Shape};
 use crate::{
     Member,
     group::{MemberContext, Order, Task},
-    tensor::{Fill, Parts, Reading, Storage, Tensor},
+    random::Draw,
+    tensor::{Fill, Origin, Parts, Reading, Storage, Tensor},
     value::Value,
 };
 
@@ -104,10 +105,15 @@ impl<B: Member> Order<'_, B> {
                 reading,
                 target: parts.clone(),
             }),
-            None => {
-                let value = storage.at_home().expect("a tensor is at home or has parts");
-                Arc::new(SpreadTask::new(value, placement, parts.clone()))
-            }
+            None => match storage.origin().expect("a tensor is at home or has parts") {
+                Origin::Value(value) => Arc::new(SpreadTask::new(value, placement, parts.clone())),
+                Origin::Draw(draw) => Arc::new(DrawTask {
+                    draw: draw.clone(),
+                    shape: storage.shape.clone(),
+                    placement: placement.clone(),
+                    target: parts.clone(),
+                }),
+            },
         };
         self.enqueue(task);
         storage.keep_form(placement.clone(), parts.clone());
@@ -229,6 +235,27 @@ impl<B: Member> Task<B> for SpreadTask<B> {
 
     fn carried_bytes(&self) -> usize {
         self.bytes
+    }
+}
+
+/// Each member draws its own part.
+struct DrawTask<B: Member> {
+    draw: Draw,
+    /// Of the whole.
+    shape: Shape,
+    placement: Placement,
+    target: Arc<Parts<B>>,
+}
+
+impl<B: Member> Task<B> for DrawTask<B> {
+    fn operation(&self) -> &'static str {
+        "draw"
+    }
+
+    fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
+        let part = self.draw.part(&self.shape, &self.placement, member.rank, &member.device);
+        self.target.set(member.rank, part);
+        Ok(())
     }
 }
 

@@ -4,18 +4,19 @@ use std::{
     borrow::Borrow,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, ThreadId},
 };
 
 use bonfire_placement::{PartialOp, Placement};
-use burn_backend::{DType, QTensorPrimitive, Scalar, Shape, TensorMetadata, quantization::QuantScheme};
+use burn_backend::{DType, Distribution, QTensorPrimitive, Scalar, Shape, TensorMetadata, quantization::QuantScheme};
 
 use crate::{
-    Member, ReplicaDevice,
+    Member, RandomMode, ReplicaDevice,
     operands::Distance,
+    random::{Draw, Law},
     value::{Full, Kind, Quantized, Value},
 };
 
@@ -55,6 +56,25 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
     /// A tensor on the home device; spread at once if the device is set to do so.
     pub(crate) fn fresh(primitive: K::Primitive, device: &ReplicaDevice<B>) -> Self {
         Self::new(Tensor::at_home(K::erase(primitive), device.clone()).spread_if_eager())
+    }
+
+    /// A drawn tensor: by `stream`, as the inner backend draws, or from counters, where and when it is needed.
+    pub(crate) fn drawn(
+        shape: Shape,
+        distribution: Distribution,
+        dtype: DType,
+        device: &ReplicaDevice<B>,
+        stream: impl FnOnce(Shape, &B::Device) -> K::Primitive,
+    ) -> Self {
+        let group = &device.group;
+        match group.options.random {
+            RandomMode::Stream => Self::fresh(stream(shape, group.home()), device),
+            RandomMode::Counter => {
+                let law = Law::new(distribution, dtype);
+                let storage = Storage::drawn(group.random().draw(law), shape.clone());
+                Self::new(Tensor::new(shape, device.clone(), storage).spread_if_eager())
+            }
+        }
     }
 
     /// A tensor of one value everywhere, which is never stored: whoever needs it makes it.
@@ -238,12 +258,13 @@ impl<B: Member> Tensor<B> {
         if let Some(fill) = &storage.fill {
             return (fill.full)(shape, fill.value, device.group.home(), storage.dtype);
         }
+        let home_device = device.group.home();
         let value = match Arc::try_unwrap(storage) {
-            Ok(storage) => storage.home,
-            Err(storage) => storage.home.clone(),
+            Ok(Storage { home, shape, .. }) => home.map(|home| home.into_value(&shape, home_device)),
+            Err(storage) => storage.home.as_ref().map(|home| home.value(&storage.shape, home_device).clone()),
         }
         .expect("a tensor that is not spread has a value at home");
-        if is_expanded { B::move_to(value.expanded(shape), device.group.home()) } else { value }
+        if is_expanded { B::move_to(value.expanded(shape), home_device) } else { value }
     }
 }
 
@@ -263,11 +284,50 @@ pub(crate) struct Storage<B: Member> {
     pub(crate) placement: Placement,
     fill: Option<Fill<B>>,
     /// Of `Local` tensors.
-    home: Option<Value<B>>,
+    home: Option<Home<B>>,
     /// The parts in each placement the tensor was needed in. Changed only by who holds the group's order.
     forms: Mutex<Vec<(Placement, Arc<Parts<B>>)>>,
     /// Of a sum in parts.
     sum: Option<Sum>,
+}
+
+/// The whole value on the home device.
+enum Home<B: Member> {
+    Value(Value<B>),
+    /// Made once somebody reads it there; members make their parts themselves.
+    Drawn {
+        draw: Draw,
+        whole: OnceLock<Value<B>>,
+    },
+}
+
+impl<B: Member> Home<B> {
+    fn value(&self, shape: &Shape, device: &B::Device) -> &Value<B> {
+        match self {
+            Home::Value(value) => value,
+            Home::Drawn { draw, whole } => match whole.get() {
+                Some(value) => value,
+                // Not made within: the threads that help may come by here for another reader meanwhile.
+                None => {
+                    let value = draw.whole(shape, device);
+                    whole.get_or_init(|| value)
+                }
+            },
+        }
+    }
+
+    fn into_value(self, shape: &Shape, device: &B::Device) -> Value<B> {
+        match self {
+            Home::Value(value) => value,
+            Home::Drawn { draw, whole } => whole.into_inner().unwrap_or_else(|| draw.whole(shape, device)),
+        }
+    }
+}
+
+/// What the members' parts of a tensor that is not spread are made from.
+pub(crate) enum Origin<'a, B: Member> {
+    Value(&'a Value<B>),
+    Draw(&'a Draw),
 }
 
 /// A sum whose parts the members hold and that nobody has formed yet, or somebody has.
@@ -322,7 +382,13 @@ impl<B: Member> Copy for Fill<B> {}
 impl<B: Member> Storage<B> {
     fn home(value: Value<B>, shape: Shape) -> Self {
         let dtype = value.dtype();
-        Self { home: Some(value), ..Self::empty(Placement::Local, shape, dtype) }
+        Self { home: Some(Home::Value(value)), ..Self::empty(Placement::Local, shape, dtype) }
+    }
+
+    fn drawn(draw: Draw, shape: Shape) -> Self {
+        let dtype = draw.dtype();
+        let home = Home::Drawn { draw, whole: OnceLock::new() };
+        Self { home: Some(home), ..Self::empty(Placement::Local, shape, dtype) }
     }
 
     fn fill(fill: Fill<B>, dtype: DType) -> Self {
@@ -405,8 +471,12 @@ impl<B: Member> Storage<B> {
         self.fill
     }
 
-    pub(crate) fn at_home(&self) -> Option<&Value<B>> {
-        self.home.as_ref()
+    /// What is at home; a draw that nobody has read there is still to be made.
+    pub(crate) fn origin(&self) -> Option<Origin<'_, B>> {
+        Some(match self.home.as_ref()? {
+            Home::Value(value) => Origin::Value(value),
+            Home::Drawn { draw, whole } => whole.get().map_or(Origin::Draw(draw), Origin::Value),
+        })
     }
 
     pub(crate) fn form(&self, placement: &Placement) -> Option<Arc<Parts<B>>> {

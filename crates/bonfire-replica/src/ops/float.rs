@@ -14,14 +14,15 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
         ReplicaTensor::fresh(B::float_from_data(data, device.group.home()), device)
     }
 
-    /// Drawn on the calling thread, in program order, as the inner backend draws.
+    /// Drawn in program order, as [`RandomMode`](crate::RandomMode) says.
     fn float_random(
         shape: Shape,
         distribution: Distribution,
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        ReplicaTensor::fresh(B::float_random(shape, distribution, device.group.home(), dtype), device)
+        let stream = |shape, home: &_| B::float_random(shape, distribution, home, dtype);
+        ReplicaTensor::drawn(shape, distribution, dtype.into(), device, stream)
     }
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {

@@ -15,9 +15,10 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
         ReplicaTensor::fresh(B::int_from_data(data, device.group.home()), device)
     }
 
-    /// Drawn on the calling thread, in program order, as the inner backend draws.
+    /// Drawn in program order, as [`RandomMode`](crate::RandomMode) says.
     fn int_random(shape: Shape, distribution: Distribution, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self> {
-        ReplicaTensor::fresh(B::int_random(shape, distribution, device.group.home(), dtype), device)
+        let stream = |shape, home: &_| B::int_random(shape, distribution, home, dtype);
+        ReplicaTensor::drawn(shape, distribution, dtype.into(), device, stream)
     }
 
     fn int_empty(shape: Shape, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self> {
