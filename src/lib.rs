@@ -2,6 +2,7 @@
 //!
 //! # Feature flags
 //!
+//! - `ir`: [`Replica`] is a `BackendIr`: a server can offer it to another process, a router can hold it.
 //! - `ndarray`: `burn-ndarray` devices as members.
 //! - `serde`: [`ReplicaOptions`] and [`RandomState`] can be read and written.
 

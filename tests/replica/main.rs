@@ -5,6 +5,7 @@
 mod cases;
 mod equality;
 mod faults;
+mod ir;
 mod models;
 mod operations;
 mod placements;

@@ -24,9 +24,11 @@
 //! | `random` | draws that any member can make its part of |
 //! | `pending` | sums that are not formed yet |
 //! | `member` | what a backend does to be a member |
+//! | `ir` | handles of Burn's intermediate representation, behind a feature |
 //!
 //! # Feature flags
 //!
+//! - `ir`: [`Replica`] is a `BackendIr`: a server can offer it to another process, a router can hold it.
 //! - `ndarray`: `burn-ndarray` devices as members.
 //! - `serde`: [`ReplicaOptions`] and [`RandomState`] can be read and written.
 
@@ -38,6 +40,8 @@ mod error;
 mod execute;
 mod expand;
 mod group;
+#[cfg(feature = "ir")]
+mod ir;
 mod member;
 mod operands;
 mod ops;

@@ -12,7 +12,15 @@ const EDGES: &[(&str, &[&str])] = &[
     ("bonfire-kernels", &["burn-backend", "burn-cubecl?"]),
     (
         "bonfire-replica",
-        &["bonfire-placement", "bonfire-collectives", "burn-backend", "burn-flex", "burn-ndarray?", "burn-cubecl?"],
+        &[
+            "bonfire-placement",
+            "bonfire-collectives",
+            "burn-backend",
+            "burn-flex",
+            "burn-cubecl?",
+            "burn-ir?",
+            "burn-ndarray?",
+        ],
     ),
     ("bonfire-train", &["bonfire-collectives", "bonfire-kernels", "burn-core", "burn-optim", "burn-train"]),
     ("bonfire", &["bonfire-placement", "bonfire-collectives", "bonfire-kernels", "bonfire-replica", "bonfire-train"]),
