@@ -417,7 +417,7 @@ fn sources<B: Member>(
             earlier.push(storage);
             let source = order.source(input, &placements.next().unwrap_or(Placement::Replicate), moving);
             // A second operand is broadcast by the operation itself.
-            if is_elementwise && index > 0 { source.as_view() } else { source }
+            if is_elementwise && index > 0 { source.viewed() } else { source }
         }));
     }
     sources

@@ -35,8 +35,8 @@ pub trait Member: Backend {
         if value.device() == *device {
             return value;
         }
-        let from_data = value.from_data();
-        from_data(read(value), device)
+        let make = value.maker();
+        make(read(value), device)
     }
 
     /// Reduces a list of values over the members in one collective; every member gives and gets values of the same
@@ -55,7 +55,7 @@ pub trait Member: Backend {
         communicator: &MemberCommunicator,
     ) -> Result<Vec<Value<Self>>, CollectiveError> {
         // A backend whose values lie in host memory gives up its buffers here and gets them back: nothing is copied.
-        let kinds: Vec<_> = values.iter().map(|value| (value.from_data(), value.device())).collect();
+        let kinds: Vec<_> = values.iter().map(|value| (value.maker(), value.device())).collect();
         let mut staged: Vec<TensorData> = values.into_iter().map(read).collect();
         let mut buffers = staged
             .iter_mut()
@@ -63,7 +63,7 @@ pub trait Member: Backend {
             .collect::<Result<Vec<_>, _>>()?;
         communicator.all_reduce_many(&mut buffers, op)?;
         drop(buffers);
-        Ok(staged.into_iter().zip(kinds).map(|(data, (from_data, device))| from_data(data, &device)).collect())
+        Ok(staged.into_iter().zip(kinds).map(|(data, (make, device))| make(data, &device)).collect())
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct Expansion {
 
 impl<B: Member> Source<B> {
     /// As it is, but a stored value that is smaller is only viewed as a larger one.
-    pub(crate) fn as_view(mut self) -> Self {
+    pub(crate) fn viewed(mut self) -> Self {
         if let Source::Parts { expansion: Some(expansion), .. } = &mut self {
             expansion.is_view = true;
         }

@@ -178,7 +178,7 @@ impl<B: Backend> Value<B> {
     }
 
     /// Makes values of the kind of `self` from host data.
-    pub(crate) fn from_data(&self) -> fn(TensorData, &B::Device) -> Self {
+    pub(crate) fn maker(&self) -> fn(TensorData, &B::Device) -> Self {
         match self {
             Value::Float(_) => |data, device| Value::Float(B::float_from_data(data, device)),
             Value::Int(_) => |data, device| Value::Int(B::int_from_data(data, device)),

@@ -104,7 +104,8 @@ mod tests {
 
     #[test]
     fn repeats_survive_a_reshape_that_keeps_their_dims_apart() {
-        let table: [(&[usize], &[usize], &[usize], Option<&[usize]>); 12] = [
+        type Row<'a> = (&'a [usize], &'a [usize], &'a [usize], Option<&'a [usize]>);
+        let table: [Row<'_>; 12] = [
             // BatchNorm: `[channels, batch * height * width]` and back.
             (&[3, 24], &[3, 1], &[3, 2, 3, 4], Some(&[3, 1, 1, 1])),
             (&[3, 2, 3, 4], &[3, 1, 1, 1], &[3, 24], Some(&[3, 1])),

@@ -388,6 +388,9 @@ pub(crate) fn gather<B: Member, K: Kind<B>, I: Kind<B>>(
     apply(Call::light(name), (tensor, indices), outline, move |(x, i), _| body(x, i))
 }
 
+/// A tensor, and two that say what happens to it.
+type Indexed<B, K, I, V> = (ReplicaTensor<B, K>, ReplicaTensor<B, I>, ReplicaTensor<B, V>);
+
 /// `value` combined into `tensor` along `dim`, one index per element of `value`.
 pub(crate) fn scatter<B: Member, K: Kind<B>, I: Kind<B>>(
     name: &'static str,
@@ -397,7 +400,7 @@ pub(crate) fn scatter<B: Member, K: Kind<B>, I: Kind<B>>(
     value: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let outline = |(tensor, indices, value): &(ReplicaTensor<B, K>, ReplicaTensor<B, I>, ReplicaTensor<B, K>)| {
+    let outline = |(tensor, indices, value): &Indexed<B, K, I, K>| {
         let op = match adds_to_zeros(tensor) && [shared_dim(indices), shared_dim(value)].contains(&Some(dim)) {
             true => rows(vec![None, Some(dim), Some(dim)], vec![None]),
             false => aligned(blocked_by_indexing(dim, &tensor.shape(), &indices.shape())),
@@ -436,7 +439,7 @@ pub(crate) fn select_assign<B: Member, K: Kind<B>, I: Kind<B>>(
     value: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let outline = |(tensor, value, indices): &(ReplicaTensor<B, K>, ReplicaTensor<B, K>, ReplicaTensor<B, I>)| {
+    let outline = |(tensor, value, indices): &Indexed<B, K, K, I>| {
         let by_rows = shared_dim(value) == Some(dim) || shared_dim(value).is_none() && shared_dim(indices) == Some(0);
         let rule = match adds_to_zeros(tensor) && by_rows {
             true => Rule::new(rows(vec![None, Some(dim), Some(0)], vec![None])),
