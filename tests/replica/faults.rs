@@ -88,6 +88,19 @@ fn a_broken_default_replica_is_replaced_by_a_new_one() {
     assert_eq!(Tensor::<B, 1>::ones([3], &fresh).sum().into_scalar(), 3.0);
 }
 
+/// What only the inner backend used to notice, on a member.
+#[test]
+fn sizes_that_do_not_fit_a_layer_or_a_reduction_panic_on_the_callers_thread() {
+    let device = replica::<Flex>(3, Spread::Eager);
+    let x = Tensor::<B, 2>::ones([5, 3], &device);
+    let norm = |num_features: usize| burn::nn::LayerNormConfig::new(num_features).init::<B>(&device);
+    panic_of(|| drop(norm(4).forward(x.clone())));
+    panic_of(|| drop(Tensor::<B, 2>::ones([0, 3], &device).max_dim(0)));
+    panic_of(|| drop(Tensor::<B, 2>::ones([0, 3], &device).min()));
+    assert!(device.broken().is_none());
+    assert_eq!(norm(3).forward(x).into_data().shape.to_vec(), [5, 3]);
+}
+
 #[test]
 fn tensors_of_two_replicas_do_not_mix() {
     let (one, other) = (replica::<Flex>(2, ALWAYS), replica::<Flex>(2, ALWAYS));

@@ -54,6 +54,18 @@ program!(a_square_tensor_times_itself, 1e-5, |device| {
     ]
 });
 
+// One item per member: Flex sums a view of one row otherwise than one of several.
+program!(views_of_one_item_summed, 1e-6, |device| {
+    let strided = floats::<B, 3>(1, [2, 5, 3], device) * 1.0;
+    let repeated = floats::<B, 3>(2, [2, 9, 1], device);
+    vec![
+        strided.clone().swap_dims(1, 2).slice([0..2, 0..2, 0..5]).sum_dim(1).into_data(),
+        strided.swap_dims(1, 2).slice([0..2, 0..2, 0..5]).mean_dim(1).into_data(),
+        repeated.clone().expand([2, 9, 3]).mean_dim(1).into_data(),
+        repeated.expand([2, 9, 3]).sum_dim(1).into_data(),
+    ]
+});
+
 program!(products_of_any_rank_and_sharing, 1e-5, |device| {
     let x = floats::<B, 3>(1, [3, 4, 5], device).matmul(floats(2, [3, 5, 6], device));
     let per_batch = x.clone().matmul(floats(3, [1, 6, 2], device));

@@ -147,6 +147,11 @@ impl Part<'_> {
         }
     }
 
+    /// Whether a member runs the body.
+    pub(crate) fn is_member(&self) -> bool {
+        !self.placements.is_empty()
+    }
+
     /// Whether output `index` is the sum of what the members return.
     pub(crate) fn is_partial(&self, index: usize) -> bool {
         matches!(self.placements.get(index), Some(Placement::Partial { .. }))

@@ -39,6 +39,11 @@ pub trait Member: Backend {
         make(read(value), device)
     }
 
+    /// What a member sums along `dim`, in a form that the backend sums rightly.
+    fn summable(tensor: Self::FloatTensorPrimitive, _dim: usize) -> Self::FloatTensorPrimitive {
+        tensor
+    }
+
     /// Reduces a list of values over the members in one collective; every member gives and gets values of the same
     /// shapes and dtypes. Runs on the thread of each member.
     ///
@@ -104,6 +109,13 @@ mod flex {
                 Value::Bool(tensor) => Value::Bool(own(tensor)),
                 Value::Quantized(_) => value,
             }
+        }
+
+        /// Flex takes the rows of a view for those of its buffer where the dims before `dim` have one row together, as on
+        /// a member with one item, where one device has several.
+        fn summable(tensor: FlexTensor, dim: usize) -> FlexTensor {
+            let num_before: usize = tensor.layout().shape().iter().take(dim).product();
+            if num_before == 1 && !tensor.is_contiguous() { tensor.to_contiguous() } else { tensor }
         }
     }
 }

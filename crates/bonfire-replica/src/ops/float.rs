@@ -227,7 +227,9 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
     fn float_sum_dim(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
         let dtype = tensor.dtype();
         let reduction = partial(dtype, Reduction::Sum);
-        reduce_dim("float_sum_dim", tensor, dim, reduction, dtype, move |x, _| B::float_sum_dim(x, dim))
+        reduce_dim("float_sum_dim", tensor, dim, reduction, dtype, move |x, part| {
+            B::float_sum_dim(if part.is_member() { B::summable(x, dim) } else { x }, dim)
+        })
     }
 
     fn float_mean(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -244,7 +246,8 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
         let (dtype, num_rows) = (tensor.dtype(), length(&tensor.shape(), dim));
         let reduction = partial(dtype, Reduction::Mean);
         reduce_dim("float_mean_dim", tensor, dim, reduction, dtype, move |x, part| match part.is_partial(0) {
-            true => B::float_div_scalar(B::float_sum_dim(x, dim), count(num_rows)),
+            true => B::float_div_scalar(B::float_sum_dim(B::summable(x, dim), dim), count(num_rows)),
+            false if part.is_member() => B::float_mean_dim(B::summable(x, dim), dim),
             false => B::float_mean_dim(x, dim),
         })
     }

@@ -487,7 +487,10 @@ pub(crate) fn reduce_dim<B: Member, I: Kind<B>, O: Kind<B>>(
         Call::light(name),
         (tensor,),
         |(tensor,)| {
-            (Rule::new(Op::Reduce { dim, reduction }), Spec::inferred(with_length(tensor.shape(), dim, 1), dtype))
+            let shape = tensor.shape();
+            let num_rows = length(&shape, dim);
+            let reduced = has_extreme(reduction, num_rows).and_then(|()| with_length(shape, dim, 1));
+            (Rule::new(Op::Reduce { dim, reduction }), Spec::inferred(reduced, dtype))
         },
         move |(x,), part| body(x, part),
     )
@@ -504,9 +507,22 @@ pub(crate) fn reduce_all<B: Member, I: Kind<B>, O: Kind<B>>(
     apply(
         Call::light(name),
         (tensor,),
-        |_| (Rule::new(Op::ReduceAll { reduction }), Spec::new([1], dtype)),
+        |(tensor,)| {
+            let reduced = has_extreme(reduction, tensor.shape().num_elements()).map(|()| Shape::from([1]));
+            (Rule::new(Op::ReduceAll { reduction }), Spec::inferred(reduced, dtype))
+        },
         move |(x,), part| body(x, part),
     )
+}
+
+/// Nothing has no largest element.
+fn has_extreme(reduction: Reduction, num: usize) -> Result<(), MetadataError> {
+    match reduction {
+        Reduction::Max | Reduction::Min if num == 0 => {
+            Err(MetadataError::Invalid { reason: "the largest or smallest of no elements".to_owned() })
+        }
+        Reduction::Max | Reduction::Min | Reduction::Sum | Reduction::Mean | Reduction::Whole => Ok(()),
+    }
 }
 
 /// `[.., m, k] x [.., k, n]`.

@@ -568,8 +568,13 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let rows = rows_of(&tensor.shape());
         let mut roles = vec![Role::Split, Role::Whole];
         roles.extend(beta.as_ref().map(|_| Role::Whole));
-        let fits = same_dtype(&[tensor.dtype(), gamma.dtype()]).map(|()| tensor.shape());
-        let spec = Spec::inferred(fits, tensor.dtype());
+        let num_features = last(&tensor);
+        let fits = gamma.shape().num_elements() == num_features && bias_fits(&beta, num_features);
+        let shape = match fits && tensor.dtype() == gamma.dtype() {
+            true => Ok(tensor.shape()),
+            false => Err(MetadataError::IncompatibleShapes { left: tensor.shape(), right: gamma.shape() }),
+        };
+        let spec = Spec::inferred(shape, tensor.dtype());
         apply(
             Call::light("layer_norm"),
             (tensor, gamma, beta),
