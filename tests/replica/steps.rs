@@ -124,6 +124,26 @@ fn a_step_of_a_cnn_adds_four_small_ones_per_batch_norm() {
     assert_cost("CNN", third_step::<Cnn<Ad>, _>(AdamConfig::new().init(), 1), 8, statistics_bytes);
 }
 
+/// What a learner shows beside the loss: accuracy, top-3 accuracy, a mean of squares.
+#[test]
+fn metrics_of_a_batch_gather_nothing() {
+    let device = replica::<Flex>(3, ALWAYS);
+    let logits = floats::<B, 2>(1, [9, 4], &device).matmul(floats(2, [4, 10], &device));
+    let labels = Tensor::<B, 1, Int>::from_data([3i64, 1, 4, 1, 5, 9, 2, 6, 5], &device);
+    let before = device.collectives().tally();
+    let right = logits.clone().argmax(1).reshape([9]).equal(labels.clone()).int().sum();
+    let own = logits.clone().gather(1, labels.clone().reshape([9, 1]));
+    let is_among_three = logits.clone().greater(own).int().sum_dim(1).lower_elem(3).int().sum();
+    let error = (logits - 0.5).powi_scalar(2).mean();
+    let (right, among_three) = (right.into_scalar(), is_among_three.into_scalar());
+    assert!(right <= among_three && among_three <= 9);
+    assert!(error.into_scalar() > 0.0);
+    let tally = device.collectives().tally() - before;
+    assert_eq!(tally.total_calls(), tally.num_calls(Collective::AllReduce), "{tally}");
+    // Three numbers.
+    assert!(tally.num_bytes(Collective::AllReduce) <= 3 * 8, "{tally}");
+}
+
 /// Case 6.
 #[test]
 fn a_window_of_accumulated_micro_steps_sums_its_gradients_once() {
