@@ -3,12 +3,15 @@
 
 #[macro_use]
 mod methods;
+#[macro_use]
+mod convolution;
 
 mod activation;
 mod boolean;
 mod float;
 mod int;
 mod module;
+mod pooling;
 mod quantized;
 mod transaction;
 
