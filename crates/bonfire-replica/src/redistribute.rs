@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bonfire_collectives::{CollectiveError, ReduceOp};
 use bonfire_placement::{PartialOp, Placement, Redistribution, redistribute};
-use burn_backend::{DType, Shape};
+use burn_backend::{DType, Scalar, Shape};
 
 use crate::{
     Member,
@@ -313,39 +313,41 @@ impl<B: Member> RedistributeTask<B> {
         }
     }
 
-    /// Reads all members' parts and joins what this member's new part needs of them.
+    /// Hands each member what its new part needs of this one's, and joins what this member was handed. Each cuts its own
+    /// part, on its own thread.
     fn join(&self, part: Value<B>, dim: usize, member: &MemberContext<B>) -> Result<Value<B>, CollectiveError> {
-        let parts = member.communicator.exchange(self.operation(), num_bytes(&part), Arc::new(part))?;
-        let Placement::Shard { lengths: cut, .. } = &self.from else { panic!("only a sharded tensor is joined") };
-        let mut pieces = Vec::with_capacity(parts.len());
-        let mut nothing = None;
-        for (rank, part) in parts.into_iter().enumerate() {
-            let part = Arc::unwrap_or_clone(part);
-            if cut.of(rank) == 0 {
-                nothing = Some(part);
-                continue;
+        let num_members = self.target.num_members();
+        let pieces: Vec<_> = (0..num_members).map(|to| self.piece(&part, dim, member.rank, to)).collect();
+        let all = member.communicator.exchange(self.operation(), num_bytes(&part), Arc::new(pieces))?;
+        let own = all.iter().filter_map(|pieces| pieces[member.rank].clone());
+        let own: Vec<Value<B>> = own.map(|piece| B::move_to(piece, &member.device)).collect();
+        if own.is_empty() {
+            let mut empty = part.shape();
+            empty[dim] = 0;
+            if let Placement::Shard { dim: to_dim, lengths } = &self.to {
+                empty[*to_dim] = lengths.of(member.rank);
             }
-            let piece = match &self.to {
-                Placement::Shard { dim: to_dim, lengths } if *to_dim != dim => {
-                    part.narrow(*to_dim, lengths.range(member.rank))
-                }
-                Placement::Shard { lengths, .. } => {
-                    let (have, want) = (cut.range(rank), lengths.range(member.rank));
-                    let (start, end) = (have.start.max(want.start), have.end.min(want.end));
-                    if start >= end {
-                        nothing = Some(part.narrow(dim, 0..0));
-                        continue;
-                    }
-                    part.narrow(dim, start - have.start..end - have.start)
-                }
-                _ => part,
-            };
-            pieces.push(B::move_to(piece, &member.device));
+            return Ok(part.same_kind_full(empty, Scalar::new(0, &part.dtype()), &member.device));
         }
-        if pieces.is_empty() {
-            return Ok(nothing.expect("every part was empty or outside of the new cut"));
+        Ok(Value::cat(own, dim))
+    }
+
+    /// What member `to` needs of `part`, which member `from` holds; `None` if it holds nothing that `to` needs.
+    fn piece(&self, part: &Value<B>, dim: usize, from: usize, to: usize) -> Option<Value<B>> {
+        let Placement::Shard { lengths: cut, .. } = &self.from else { panic!("only a sharded tensor is joined") };
+        let have = cut.range(from);
+        match &self.to {
+            _ if have.is_empty() => None,
+            Placement::Shard { dim: to_dim, lengths } if *to_dim != dim => {
+                Some(part.clone().narrow(*to_dim, lengths.range(to)))
+            }
+            Placement::Shard { lengths, .. } => {
+                let want = lengths.range(to);
+                let (start, end) = (have.start.max(want.start), have.end.min(want.end));
+                (start < end).then(|| part.clone().narrow(dim, start - have.start..end - have.start))
+            }
+            _ => Some(part.clone()),
         }
-        Ok(Value::cat(pieces, dim))
     }
 }
 
