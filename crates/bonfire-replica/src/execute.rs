@@ -217,7 +217,7 @@ where
     }
 
     // What is too little to be worth sharing stays whole where the members hold it whole.
-    let is_shared = || inputs.iter().flatten().any(|input| matches!(input.storage.placement, Placement::Shard { .. }));
+    let is_shared = || inputs.iter().flatten().any(Tensor::is_sharded);
     if known.is_none() || call.work > 0 && !worth_spreading(&call, device) && !is_shared() {
         rule.op = Op::Whole { num_outputs: specs.len() };
     }
@@ -358,31 +358,22 @@ fn plan<B: Member>(name: &'static str, rule: &Rule, inputs: &[Option<Tensor<B>>]
 /// A linear operation on parts of sums gives parts of a sum. Zeros are a sum of zeros.
 fn linear_plan<B: Member>(linearity: Linearity, inputs: &[Option<Tensor<B>>]) -> Option<Plan> {
     let sum = Placement::Partial { op: PartialOp::Sum };
-    let present: Vec<&Tensor<B>> = inputs.iter().flatten().collect();
     let is_sum = |input: &Tensor<B>| *input.storage.planned() == sum;
-    let is_zero = |input: &Tensor<B>| input.storage.is_zero_fill();
-    let placements: Vec<Placement> = match linearity {
-        Linearity::Nonlinear => return None,
-        Linearity::Linear => {
-            present.iter().map(|input| (is_sum(input) || is_zero(input)).then(|| sum.clone())).collect::<Option<_>>()?
-        }
-        Linearity::Scaling => {
-            let is_alone = |input: &Tensor<B>| is_sum(input) && input.storage.is_open_to_one();
-            present
-                .iter()
-                .map(|input| (is_alone(input) || is_zero(input)).then(|| sum.clone()))
-                .collect::<Option<_>>()?
-        }
-        Linearity::In(linear) => {
-            let placement = |(index, input): (usize, &&Tensor<B>)| match input.storage.planned() {
-                Placement::Partial { .. } => (index == linear && is_sum(input)).then(|| sum.clone()),
-                Placement::Shard { .. } => None,
-                Placement::Local | Placement::Fill | Placement::Replicate => Some(Placement::Replicate),
-            };
-            present.iter().enumerate().map(placement).collect::<Option<_>>()?
+    let placement = |index: usize, input: &Tensor<B>| {
+        let is_zero = || input.storage.is_zero_fill();
+        match (linearity, input.storage.planned()) {
+            (Linearity::Linear, _) if is_sum(input) || is_zero() => Some(sum.clone()),
+            (Linearity::Scaling, _) if is_sum(input) && input.storage.is_open_to_one() || is_zero() => {
+                Some(sum.clone())
+            }
+            (Linearity::In(linear), Placement::Partial { .. }) if index == linear && is_sum(input) => Some(sum.clone()),
+            (Linearity::In(_), Placement::Local | Placement::Fill | Placement::Replicate) => Some(Placement::Replicate),
+            (Linearity::Nonlinear | Linearity::Linear | Linearity::Scaling | Linearity::In(_), _) => None,
         }
     };
-    present.iter().any(|input| is_sum(input)).then(|| Plan { inputs: placements, outputs: vec![sum] })
+    let present = || inputs.iter().flatten();
+    let placements = present().enumerate().map(|(index, input)| placement(index, input)).collect::<Option<_>>()?;
+    present().any(is_sum).then(|| Plan { inputs: placements, outputs: vec![sum.clone()] })
 }
 
 /// Whether a sum in parts that comes out is one that the program asked for by name, or made of such alone.

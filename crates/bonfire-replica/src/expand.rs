@@ -3,7 +3,7 @@
 //! A backward pass is full of `ones(shape of the activation) * small gradient`. Such a product is stored as small as the
 //! gradient, until it meets something that is not: then each member makes its own part of it, and no more.
 
-use bonfire_placement::{Op, Placement, reshape_stored};
+use bonfire_placement::{Op, reshape_stored};
 use burn_backend::Shape;
 
 use crate::{Member, tensor::Tensor};
@@ -12,7 +12,7 @@ use crate::{Member, tensor::Tensor};
 pub(crate) fn repeats_storage<B: Member>(op: &Op, inputs: &[Option<Tensor<B>>]) -> bool {
     let [Some(input)] = inputs else { return false };
     match op {
-        Op::Expand { .. } => !is_sharded(input),
+        Op::Expand { .. } => !input.is_sharded(),
         Op::Reshape { .. } | Op::Permute { .. } => input.storage.as_fill().is_some(),
         _ => false,
     }
@@ -33,7 +33,8 @@ pub(crate) fn on_stored<B: Member>(
     inputs: &mut [Option<Tensor<B>>],
     output: &Shape,
 ) -> Option<OnStored> {
-    if inputs.iter().flatten().any(is_sharded) {
+    let mut tensors = inputs.iter().flatten();
+    if !tensors.clone().any(Tensor::is_stored_small) || tensors.any(Tensor::is_sharded) {
         return None;
     }
     let (op, shape) = match (op, &*inputs) {
@@ -61,9 +62,4 @@ pub(crate) fn on_stored<B: Member>(
         };
     }
     Some(OnStored { op, shape })
-}
-
-/// What the rules see as a shard; a sum in parts, or what is at home, can stand for something larger.
-fn is_sharded<B: Member>(tensor: &Tensor<B>) -> bool {
-    matches!(tensor.storage.placement, Placement::Shard { .. })
 }

@@ -227,6 +227,15 @@ impl<B: Member> Tensor<B> {
         self.storage.fill.is_none() && self.storage.shape != self.shape
     }
 
+    /// Whether less is stored than the tensor holds: it is expanded, or a fill.
+    pub(crate) fn is_stored_small(&self) -> bool {
+        self.storage.fill.is_some() || self.is_expanded()
+    }
+
+    pub(crate) fn is_sharded(&self) -> bool {
+        matches!(self.storage.placement, Placement::Shard { .. })
+    }
+
     /// The shape of what is stored, in as many dims as the tensor has; of one element, if nothing needs to be.
     pub(crate) fn stored_shape(&self) -> Shape {
         let rank = self.shape.num_dims();
@@ -236,12 +245,14 @@ impl<B: Member> Tensor<B> {
 
     /// Where the stored parts must be for the tensor's own to be in `placement`.
     pub(crate) fn stored_placement(&self, placement: &Placement) -> Placement {
-        let missing = self.shape.num_dims() - self.storage.shape.num_dims().min(self.shape.num_dims());
         match placement {
-            Placement::Shard { dim, lengths } if self.is_expanded() => match dim.checked_sub(missing) {
-                Some(stored) if self.storage.shape[stored] > 1 => Placement::shard(stored, lengths.clone()),
-                Some(_) | None => Placement::Replicate,
-            },
+            Placement::Shard { dim, lengths } if self.is_expanded() => {
+                let num_missing = self.shape.num_dims() - self.storage.shape.num_dims();
+                match dim.checked_sub(num_missing) {
+                    Some(stored) if self.storage.shape[stored] > 1 => Placement::shard(stored, lengths.clone()),
+                    Some(_) | None => Placement::Replicate,
+                }
+            }
             placement => placement.clone(),
         }
     }

@@ -319,25 +319,23 @@ pub(crate) fn slice<B: Member, K: Kind<B>>(
     slices: &[Slice],
     body: impl Fn(K::Primitive, &[Slice]) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let whole = tensor.shape();
-    let (slices, cut) = relative(slices, &whole);
     let outline = |(tensor,): &(ReplicaTensor<B, K>,)| {
-        let mut shape = whole.clone();
+        let mut shape = tensor.shape();
+        let (slices, cut) = relative(slices, &shape);
+        let is_blocked = |dim: &usize| slices[*dim].step != 1;
+        let range = |dim: usize| (cut.contains(&dim) && !is_blocked(&dim)).then(|| slices[dim].to_range(shape[dim]));
+        let ranges = (0..shape.num_dims()).map(range).collect();
+        let op = Op::Narrow { ranges, blocked: cut.iter().copied().filter(is_blocked).collect() };
         for (length, slice) in shape.iter_mut().zip(&slices) {
             *length = slice.output_size(*length);
         }
-        let is_blocked = |dim: &usize| slices[*dim].step != 1;
-        let range = |dim: usize| (cut.contains(&dim) && !is_blocked(&dim)).then(|| slices[dim].to_range(whole[dim]));
-        let ranges = (0..whole.num_dims()).map(range).collect();
-        let op = Op::Narrow { ranges, blocked: cut.iter().copied().filter(is_blocked).collect() };
         (Rule::new(op).linear(), Spec::new(shape, tensor.dtype()))
     };
-    apply(Call::light(name), (tensor,), outline, {
-        let (slices, whole) = (slices.clone(), whole.clone());
-        move |(x,), part| match part.rows() {
-            Some((dim, held)) => body(x, &own_slices(&slices, dim, whole[dim], &held)),
-            None => body(x, &slices),
-        }
+    let whole = tensor.shape();
+    let (slices, _) = relative(slices, &whole);
+    apply(Call::light(name), (tensor,), outline, move |(x,), part| match part.rows() {
+        Some((dim, held)) => body(x, &own_slices(&slices, dim, whole[dim], &held)),
+        None => body(x, &slices),
     })
 }
 

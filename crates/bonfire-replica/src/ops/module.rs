@@ -1,4 +1,4 @@
-use bonfire_placement::{Op, Placement, Role, Yield};
+use bonfire_placement::{Op, Role, Yield};
 use burn_backend::{
     MetadataError, Shape, TensorMetadata,
     ops::{
@@ -21,8 +21,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         let work = shape.num_elements();
         let spec = Spec::new(shape, weights.dtype());
         // One row of indices is positions, say, which meet a whole batch: its own dim is followed, not chosen.
-        let is_spread = matches!(indices.placement(), Placement::Shard { .. });
-        let dims = if is_spread { vec![0, 1] } else { vec![0] };
+        let dims = if shared_dim(&indices).is_some() { vec![0, 1] } else { vec![0] };
         let op = batch_shared(dims, vec![Role::Whole, Role::Split], vec![Yield::Split]);
         apply(
             Call::heavy("embedding", work),
