@@ -9,16 +9,15 @@ use std::{
 use bonfire::{Replica, ReplicaDevice, ReplicaOptions};
 use burn::{
     backend::Autodiff,
-    nn::loss::CrossEntropyLossConfig,
     optim::{AdamConfig, GradientsParams, Optimizer},
     tensor::{
-        Int, Tensor, TensorData,
+        Tensor,
         backend::{AutodiffBackend, Backend},
     },
 };
 use burn_flex::{Flex, FlexDevice};
 
-use crate::models::Classifier;
+use crate::subjects::Subject;
 
 pub type Plain = Autodiff<Flex>;
 pub type Replicated = Autodiff<Replica<Flex>>;
@@ -27,17 +26,17 @@ pub type Replicated = Autodiff<Replica<Flex>>;
 pub type Contender = Box<dyn FnMut() -> f64>;
 
 /// The plain backend on one thread with a pool of `num_threads`.
-pub fn plain<M: Classifier<Plain>>(batch_size: usize, num_threads: usize, num_steps: usize) -> Contender {
-    threads(1, num_threads, num_steps, move |_| trainer::<Plain, M>(FlexDevice, batch_size))
+pub fn plain<S: Subject>(batch_size: usize, num_threads: usize, num_steps: usize) -> Contender {
+    threads(1, num_threads, num_steps, move |_| trainer::<Plain, S>(FlexDevice, batch_size))
 }
 
 /// `num_threads` plain backends that know nothing of each other, each with a part of the batch and one thread.
-pub fn free_threads<M: Classifier<Plain>>(batch_size: usize, num_threads: usize, num_steps: usize) -> Contender {
-    threads(num_threads, 1, num_steps, move |_| trainer::<Plain, M>(FlexDevice, batch_size / num_threads))
+pub fn free_threads<S: Subject>(batch_size: usize, num_threads: usize, num_steps: usize) -> Contender {
+    threads(num_threads, 1, num_steps, move |_| trainer::<Plain, S>(FlexDevice, batch_size / num_threads))
 }
 
 /// A replica of `num_members` with `threads_per_member` each.
-pub fn replica<M: Classifier<Replicated>>(
+pub fn replica<S: Subject>(
     batch_size: usize,
     num_members: usize,
     threads_per_member: usize,
@@ -47,7 +46,7 @@ pub fn replica<M: Classifier<Replicated>>(
     threads(1, threads_per_member, num_steps, move |_| {
         let options = ReplicaOptions { threads_per_member: Some(threads_per_member), ..Default::default() };
         let device = ReplicaDevice::with_options(vec![FlexDevice; num_members], options).expect("members");
-        trainer::<Replicated, M>(device, batch_size)
+        trainer::<Replicated, S>(device, batch_size)
     })
 }
 
@@ -104,20 +103,13 @@ fn threads<F: FnMut() + 'static>(
 }
 
 /// One step: batch from the host, forward, loss, backward, Adam, and the loss read.
-fn trainer<B: AutodiffBackend, M: Classifier<B>>(device: B::Device, batch_size: usize) -> impl FnMut() {
-    let num_pixels = batch_size * M::SIDE * M::SIDE;
-    let images: Vec<f32> = (0..num_pixels).map(|i| ((i * 31 + 7) % 255) as f32 / 255.0).collect();
-    let images = TensorData::new(images, [batch_size, 1, M::SIDE, M::SIDE]);
-    let labels: Vec<i32> = (0..batch_size).map(|i| (i % M::CLASSES) as i32).collect();
-    let labels = TensorData::new(labels, [batch_size]);
-    let mut model = Some(M::init(&device));
-    let mut optimizer = AdamConfig::new().init::<B, M>();
-    let loss_fn = CrossEntropyLossConfig::new().init(&device);
+fn trainer<B: AutodiffBackend, S: Subject>(device: B::Device, batch_size: usize) -> impl FnMut() {
+    let batch = S::batch(batch_size);
+    let mut model = Some(S::init::<B>(&device));
+    let mut optimizer = AdamConfig::new().init::<B, S::Model<B>>();
     move || {
         let current = model.take().expect("put back after each step");
-        let x = Tensor::<B, 4>::from_data(images.clone(), &device);
-        let y = Tensor::<B, 1, Int>::from_data(labels.clone(), &device);
-        let loss = loss_fn.forward(current.logits(x), y);
+        let loss = S::loss(&current, &batch, &device);
         let grads = GradientsParams::from_grads(loss.backward(), &current);
         model = Some(optimizer.step(1e-3, current, grads));
         std::hint::black_box(loss.into_data());

@@ -7,55 +7,83 @@
 #![allow(unreachable_pub)]
 
 mod contenders;
-mod models;
 mod rounds;
+mod subjects;
 
 use contenders::{Contender, controller, free_threads, plain, replica};
-use models::{Cnn, Mlp, Tiny};
 use rounds::{Goal, Rounds};
+use subjects::{
+    Autoencoder256, Cnn, Gru, LeNet28, Lstm, Mlp, NarrowResNet18, ResNet18, SmallGpt, Subject, Tiny, Transformer,
+    TransformerWithDropout, UNet48, Vae784,
+};
 
-/// `cargo bench --bench steps -- tiny` measures only the figures whose group has that word: cnn, mlp, tiny, controller.
+/// `cargo bench --bench steps -- tiny` measures only the figures whose group has that word: cnn, mlp, tiny, controller,
+/// resnet, transformer, gpt, lenet, unet, lstm, gru, vae, autoencoder.
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |group: &str| wanted.is_empty() || wanted.iter().any(|word| group.contains(word.as_str()));
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if is_wanted("cnn") {
-        for batch_size in [64, 256] {
-            compare::<Cnn<_>, Cnn<_>>(&format!("CNN, batch {batch_size}"), batch_size, cores, 0.92);
-        }
+        compare::<Cnn>("CNN, batch 64", 64, Goal::AtMost(1.05), Goal::AtLeast(0.92));
+        compare::<Cnn>("CNN, batch 256", 256, Goal::None, Goal::AtLeast(0.92));
     }
     if is_wanted("mlp") {
-        compare::<Mlp<_>, Mlp<_>>("MLP, batch 256", 256, cores, 0.85);
+        compare::<Mlp>("MLP, batch 256", 256, Goal::AtMost(1.05), Goal::AtLeast(0.85));
     }
     if is_wanted("tiny") {
-        let rounds = Rounds::measure(vec![plain::<Tiny<_>>(4, 1, 200), replica::<Tiny<_>>(4, 2, 1, 200)]);
+        let rounds = Rounds::measure(vec![plain::<Tiny>(4, 1, 200), replica::<Tiny>(4, 2, 1, 200)]);
         rounds.report("tiny MLP, batch 4: time on 2 members over plain", 1, 0, Goal::AtMost(1.1));
     }
     if is_wanted("controller") {
         let rounds = Rounds::measure(vec![controller(2)]);
         rounds.report_micros("controller, per operation and member", 0, Goal::AtMost(2.0));
     }
+    // The zoo of the tests, in sizes whose step takes more than 5 ms.
+    let (one, two) = (Goal::AtMost(1.03), Goal::AtLeast(0.9));
+    if is_wanted("resnet") {
+        compare::<ResNet18>("ResNet-18, 32 x 32, batch 64", 64, one, two);
+        compare::<NarrowResNet18>("ResNet-18 of a quarter of the channels, batch 64", 64, one, Goal::None);
+    }
+    if is_wanted("transformer") {
+        compare::<Transformer>("transformer, batch 32", 32, one, two);
+        compare::<TransformerWithDropout>("transformer with dropout, batch 32", 32, one, Goal::None);
+    }
+    if is_wanted("gpt") {
+        compare::<SmallGpt>("GPT, batch 16", 16, one, Goal::None);
+    }
+    if is_wanted("lenet") {
+        compare::<LeNet28>("LeNet, batch 128", 128, one, Goal::None);
+    }
+    if is_wanted("unet") {
+        compare::<UNet48>("UNet, batch 8", 8, one, Goal::None);
+    }
+    if is_wanted("lstm") {
+        compare::<Lstm>("LSTM, batch 64", 64, one, Goal::None);
+    }
+    if is_wanted("gru") {
+        compare::<Gru>("GRU, batch 64", 64, one, Goal::None);
+    }
+    if is_wanted("vae") {
+        compare::<Vae784>("VAE, batch 256", 256, one, Goal::None);
+    }
+    if is_wanted("autoencoder") {
+        compare::<Autoencoder256>("autoencoder, batch 64", 64, one, Goal::None);
+    }
 }
 
-/// One model at one batch size; `P` and `R` are the model on the plain backend and on a replica.
-fn compare<P: models::Classifier<contenders::Plain>, R: models::Classifier<contenders::Replicated>>(
-    name: &str,
-    batch_size: usize,
-    cores: usize,
-    free_goal: f64,
-) {
+/// One model at one batch size: on one member with all cores, and on two with a core each.
+fn compare<S: Subject>(name: &str, batch_size: usize, one_member: Goal, two_members: Goal) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let contenders: Vec<Contender> = vec![
-        plain::<P>(batch_size, 1, 1),
-        plain::<P>(batch_size, cores, 1),
-        free_threads::<P>(batch_size, 2, 1),
-        replica::<R>(batch_size, 1, cores, 1),
-        replica::<R>(batch_size, 2, 1, 1),
+        plain::<S>(batch_size, 1, 1),
+        plain::<S>(batch_size, cores, 1),
+        free_threads::<S>(batch_size, 2, 1),
+        replica::<S>(batch_size, 1, cores, 1),
+        replica::<S>(batch_size, 2, 1, 1),
     ];
     let rounds = Rounds::measure(contenders);
     // The step time's ratio; and, the other way round, that of items per second.
-    let one_member = if batch_size == 256 && name.starts_with("CNN") { Goal::None } else { Goal::AtMost(1.05) };
     rounds.report(&format!("{name}: time on 1 member over plain, all cores"), 3, 1, one_member);
-    rounds.report(&format!("{name}: rate on 2 members over two free threads"), 2, 4, Goal::AtLeast(free_goal));
+    rounds.report(&format!("{name}: rate on 2 members over two free threads"), 2, 4, two_members);
     rounds.report(&format!("{name}: rate on 2 members over plain, 1 thread"), 0, 4, Goal::None);
     rounds.report(&format!("{name}: rate on 2 members over plain, all cores"), 1, 4, Goal::None);
 }

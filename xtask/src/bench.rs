@@ -14,8 +14,9 @@ const RESULTS: &str = "benches/RESULTS.md";
 
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
-    /// Group of figures: collectives, cnn, mlp, tiny, controller, or steps for the last four [default: all]
-    #[arg(value_parser = ["collectives", "steps", "cnn", "mlp", "tiny", "controller"])]
+    /// Group of figures, one of those below; steps: all but collectives [default: all]
+    #[arg(value_parser = ["collectives", "steps", "cnn", "mlp", "tiny", "controller", "resnet", "transformer", "gpt", "lenet", "unet", "lstm",
+        "gru", "vae", "autoencoder"])]
     name: Option<String>,
     /// Append the figures to benches/RESULTS.md, with date, commit and command
     #[arg(long)]

@@ -24,7 +24,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("bonfire-train", &["bonfire-collectives", "bonfire-kernels", "burn-core", "burn-optim", "burn-train"]),
     ("bonfire", &["bonfire-placement", "bonfire-collectives", "bonfire-kernels", "bonfire-replica", "bonfire-train"]),
-    ("bonfire-tests", &[]),
+    ("bonfire-tests", &["burn"]),
     ("xtask", &[]),
 ];
 

@@ -1,27 +1,14 @@
-//! What is trained: images `[batch, 1, 28, 28]` to logits `[batch, 10]`.
+//! Models of the benches' own, from one too small to share to a CNN: images `[batch, 1, side, side]` to logits.
 
 use burn::{
-    module::{AutodiffModule, Module},
+    module::Module,
     nn::{
         BatchNorm, BatchNormConfig, Linear, LinearConfig, Relu,
         conv::{Conv2d, Conv2dConfig},
         pool::{MaxPool2d, MaxPool2dConfig},
     },
-    tensor::{
-        Tensor,
-        backend::{AutodiffBackend, Backend},
-    },
+    tensor::{Tensor, backend::Backend},
 };
-
-/// A model of the benches.
-pub trait Classifier<B: AutodiffBackend>: AutodiffModule<B> + 'static {
-    /// Height and width of its images.
-    const SIDE: usize;
-    /// Number of its classes.
-    const CLASSES: usize;
-    fn init(device: &B::Device) -> Self;
-    fn logits(&self, images: Tensor<B, 4>) -> Tensor<B, 2>;
-}
 
 /// 784-512-10.
 #[derive(Module, Debug)]
@@ -31,11 +18,8 @@ pub struct Mlp<B: Backend> {
     activation: Relu,
 }
 
-impl<B: AutodiffBackend> Classifier<B> for Mlp<B> {
-    const SIDE: usize = 28;
-    const CLASSES: usize = 10;
-
-    fn init(device: &B::Device) -> Self {
+impl<B: Backend> Mlp<B> {
+    pub fn new(device: &B::Device) -> Self {
         Self {
             hidden: LinearConfig::new(784, 512).init(device),
             output: LinearConfig::new(512, 10).init(device),
@@ -43,7 +27,7 @@ impl<B: AutodiffBackend> Classifier<B> for Mlp<B> {
         }
     }
 
-    fn logits(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
+    pub fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
         self.output.forward(self.activation.forward(self.hidden.forward(images.flatten(1, 3))))
     }
 }
@@ -56,11 +40,8 @@ pub struct Tiny<B: Backend> {
     activation: Relu,
 }
 
-impl<B: AutodiffBackend> Classifier<B> for Tiny<B> {
-    const SIDE: usize = 2;
-    const CLASSES: usize = 3;
-
-    fn init(device: &B::Device) -> Self {
+impl<B: Backend> Tiny<B> {
+    pub fn new(device: &B::Device) -> Self {
         Self {
             hidden: LinearConfig::new(4, 8).init(device),
             output: LinearConfig::new(8, 3).init(device),
@@ -68,7 +49,7 @@ impl<B: AutodiffBackend> Classifier<B> for Tiny<B> {
         }
     }
 
-    fn logits(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
+    pub fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
         self.output.forward(self.activation.forward(self.hidden.forward(images.flatten(1, 3))))
     }
 }
@@ -85,11 +66,8 @@ pub struct Cnn<B: Backend> {
     activation: Relu,
 }
 
-impl<B: AutodiffBackend> Classifier<B> for Cnn<B> {
-    const SIDE: usize = 28;
-    const CLASSES: usize = 10;
-
-    fn init(device: &B::Device) -> Self {
+impl<B: Backend> Cnn<B> {
+    pub fn new(device: &B::Device) -> Self {
         Self {
             conv1: Conv2dConfig::new([1, 8], [3, 3]).init(device),
             norm1: BatchNormConfig::new(8).init(device),
@@ -101,7 +79,7 @@ impl<B: AutodiffBackend> Classifier<B> for Cnn<B> {
         }
     }
 
-    fn logits(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
+    pub fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
         let x = self.pool.forward(self.conv1.forward(images));
         let x = self.activation.forward(self.norm1.forward(x));
         let x = self.pool.forward(self.conv2.forward(x));
