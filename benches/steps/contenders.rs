@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use bonfire::{Replica, ReplicaDevice, ReplicaOptions};
+use bonfire::{Replica, ReplicaDevice, ReplicaOptions, Spread};
 use burn::{
     backend::Autodiff,
     optim::{AdamConfig, GradientsParams, Optimizer},
@@ -48,6 +48,13 @@ pub fn replica<S: Subject>(
         let device = ReplicaDevice::with_options(vec![FlexDevice; num_members], options).expect("members");
         trainer::<Replicated, S>(device, batch_size)
     })
+}
+
+/// Steps on two members, which share even the smallest product.
+pub fn steps_on_members<S: Subject>(batch_size: usize) -> impl FnMut() {
+    let options = ReplicaOptions { spread: Spread::OnHeavyOp { min_work: 1 }, ..Default::default() };
+    let device = ReplicaDevice::with_options(vec![FlexDevice; 2], options).expect("members");
+    trainer::<Replicated, S>(device, batch_size)
 }
 
 /// Seconds that the caller takes to enqueue one elementwise operation, per member.

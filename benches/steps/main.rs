@@ -10,15 +10,15 @@ mod contenders;
 mod rounds;
 mod subjects;
 
-use contenders::{Contender, controller, free_threads, plain, replica};
-use rounds::{Goal, Rounds};
+use contenders::{Contender, controller, free_threads, plain, replica, steps_on_members};
+use rounds::{Goal, Rounds, print_value, resident_bytes};
 use subjects::{
     Autoencoder256, Cnn, Gru, LeNet28, Lstm, Mlp, NarrowResNet18, ResNet18, SmallGpt, Subject, Tiny, Transformer,
     TransformerWithDropout, UNet48, Vae784,
 };
 
 /// `cargo bench --bench steps -- tiny` measures only the figures whose group has that word: cnn, mlp, tiny, controller,
-/// resnet, transformer, gpt, lenet, unet, lstm, gru, vae, autoencoder.
+/// soak, resnet, transformer, gpt, lenet, unet, lstm, gru, vae, autoencoder.
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |group: &str| wanted.is_empty() || wanted.iter().any(|word| group.contains(word.as_str()));
@@ -36,6 +36,9 @@ fn main() {
     if is_wanted("controller") {
         let rounds = Rounds::measure(vec![controller(2)]);
         rounds.report_micros("controller, per operation and member", 0, Goal::AtMost(2.0));
+    }
+    if is_wanted("soak") {
+        soak(100_000);
     }
     // The zoo of the tests, in sizes whose step takes more than 5 ms.
     let (one, two) = (Goal::AtMost(1.03), Goal::AtLeast(0.9));
@@ -68,6 +71,17 @@ fn main() {
     if is_wanted("autoencoder") {
         compare::<Autoencoder256>("autoencoder, batch 64", 64, one, Goal::None);
     }
+}
+
+/// Very many steps on two members: what the process holds must not grow.
+fn soak(num_steps: usize) {
+    let warm_up = num_steps / 10;
+    let mut step = steps_on_members::<Tiny>(4);
+    (0..warm_up).for_each(|_| step());
+    let before = resident_bytes();
+    (warm_up..num_steps).for_each(|_| step());
+    let name = format!("soak: memory after {num_steps} steps over that after {warm_up}");
+    print_value(&name, resident_bytes() / before, Goal::AtMost(1.02));
 }
 
 /// One model at one batch size: on one member with all cores, and on two with a core each.

@@ -54,6 +54,18 @@ impl Rounds {
     }
 }
 
+/// Prints a ratio that was measured once.
+pub fn print_value(name: &str, ratio: f64, goal: Goal) {
+    print_figure(name, "ratio", vec![ratio; NUM_ROUNDS], goal, "");
+}
+
+/// Memory that the process has, from the system; not a number where that does not tell.
+pub fn resident_bytes() -> f64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
+    kib.map_or(f64::NAN, |kib: f64| kib * 1024.0)
+}
+
 fn print_figure(name: &str, unit: &str, mut values: Vec<f64>, goal: Goal, more: &str) {
     values.sort_by(f64::total_cmp);
     let (low, high) = interval(&values);

@@ -2,8 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Debug,
-    time::{Duration, Instant},
+    panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use bonfire::{Replica, ReplicaDevice};
@@ -19,29 +18,12 @@ use burn_flex::{Flex, FlexDevice};
 use super::{
     faults::panic_of,
     models::{Classifier, Cnn, Mlp},
-    probe::{Fault, Probe, ProbeDevice},
+    probe::{Fault, Probe, ProbeDevice, assert_nothing_lives},
     runs::{ALWAYS, Run, draw_alone, floats, replica, replica_of, train},
 };
 
 type B = Replica<Probe>;
 type Ad = Autodiff<B>;
-
-/// Waits for members to let go of what was queued.
-///
-/// # Panics
-///
-/// If a tensor stays alive.
-fn assert_nothing_lives(devices: &[ProbeDevice], context: &dyn Debug) {
-    // Burn's autodiff keeps what a forward pass without a backward one left behind, on any backend, until somebody's
-    // next backward pass.
-    Tensor::<Autodiff<Flex>, 1>::ones([2], &FlexDevice).require_grad().sum().backward();
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let live = || devices.iter().map(|device| device.num_live_tensors()).collect::<Vec<_>>();
-    while live().iter().any(|&num| num > 0) {
-        assert!(Instant::now() < deadline, "{:?} tensors outlive {context:?}", live());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 #[test]
 fn a_probe_computes_what_flex_computes_alone_and_as_a_member() {
@@ -202,6 +184,63 @@ fn every_operation_that_a_member_runs_may_fail() {
             assert!(is_cause, "{name}: {message}");
         }
     }
+}
+
+/// Holds a model and a tensor while a panic unwinds through it, and computes as it goes.
+struct Untidy<'a> {
+    device: &'a ReplicaDevice<Probe>,
+    _model: Cnn<Ad>,
+    loss: Tensor<Ad, 1>,
+    failures: &'a mut Vec<bool>,
+}
+
+impl Drop for Untidy<'_> {
+    /// What a user's own clean-up may do: read, compute, wait.
+    fn drop(&mut self) {
+        let failed = |work: &dyn Fn()| catch_unwind(AssertUnwindSafe(work)).is_err();
+        let reads = failed(&|| drop(self.loss.clone().into_data()));
+        let computes = failed(&|| drop(self.loss.clone() * 2.0));
+        self.failures.extend([reads, computes, B::sync(self.device).is_err()]);
+    }
+}
+
+#[test]
+fn what_is_dropped_while_a_panic_unwinds_never_ends_the_process() {
+    let _alone = draw_alone();
+    let devices = ProbeDevice::fresh(2);
+    let device = replica_of::<Probe>(devices.clone(), ALWAYS);
+    let mut failures = vec![];
+    let message = panic_of(|| {
+        let model = Cnn::<Ad>::init(&device);
+        let loss = model.forward(floats(3, [9, 1, 12, 12], &device)).mean();
+        let untidy = Untidy { device: &device, _model: model, loss, failures: &mut failures };
+        B::sync(&device).unwrap();
+        devices[1].fail_at(3, Fault::Panic);
+        let _grads = untidy.loss.backward();
+        untidy.loss.clone().into_scalar();
+    });
+    assert!(message.contains("injected") && message.contains("member 1"), "{message}");
+    assert_eq!(failures, [true; 3]);
+    drop(device);
+    assert_nothing_lives(&devices, &"an untidy panic");
+}
+
+#[test]
+fn a_member_that_cannot_free_a_tensor_breaks_the_replica_and_nothing_else() {
+    let devices = ProbeDevice::fresh(2);
+    let device = replica_of::<Probe>(devices.clone(), ALWAYS);
+    let x = Tensor::<B, 2>::ones([8, 4], &device).matmul(Tensor::ones([4, 4], &device));
+    B::sync(&device).unwrap();
+    devices[1].fail_in_drop();
+    let message = panic_of(|| {
+        for _ in 0..100 {
+            (x.clone() * 2.0).exp().sum().into_scalar();
+        }
+    });
+    assert!(message.contains("cannot be freed") && message.contains("member 1"), "{message}");
+    assert!(device.broken().is_some() && B::sync(&device).is_err());
+    drop((x, device));
+    assert_nothing_lives(&devices, &"a tensor that could not be freed");
 }
 
 #[test]

@@ -8,11 +8,18 @@ use std::{
     thread,
 };
 
-use bonfire::{Replica, Spread};
-use burn::{backend::Autodiff, tensor::Tensor};
+use bonfire::{Replica, ReplicaDevice, Spread};
+use bonfire_tests::images::LeNet;
+use burn::{
+    backend::Autodiff,
+    module::AutodiffModule,
+    nn::loss::CrossEntropyLossConfig,
+    optim::{AdamConfig, GradientsParams, Optimizer},
+    tensor::{Tensor, backend::Backend},
+};
 use burn_flex::Flex;
 
-use super::runs::{ALWAYS, replica};
+use super::runs::{ALWAYS, draw_alone, floats, replica};
 
 type B = Replica<Flex>;
 
@@ -114,4 +121,44 @@ fn autodiff_on_several_threads_gives_what_it_gives_on_one() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!(alone, together);
+}
+
+/// Replicas of several sizes and several threads on one of them, all at once.
+#[test]
+fn several_groups_and_several_threads_train_at_once_as_they_do_alone() {
+    type Ad = Autodiff<B>;
+    fn fit(mut model: LeNet<Ad>, device: &ReplicaDevice<Flex>) -> Vec<f32> {
+        let mut optimizer = AdamConfig::new().init();
+        let loss_fn = CrossEntropyLossConfig::new().init(device);
+        for step in 0..40 {
+            let images = floats::<Ad, 4>(step, [7, 1, 20, 20], device);
+            let labels = Tensor::from_data([0, 1, 2, 3, 4, 5, 6], device);
+            let loss = loss_fn.forward(model.forward(images), labels);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(1e-2, model, grads);
+        }
+        let images = floats::<B, 4>(50, [3, 1, 20, 20], device);
+        model.valid().forward(images).into_data().to_vec().unwrap()
+    }
+    let devices: Vec<_> = (1..=3).map(|num_members| replica::<Flex>(num_members, ALWAYS)).collect();
+    // Two threads on each group.
+    let jobs: Vec<(LeNet<Ad>, &ReplicaDevice<Flex>)> = {
+        let _alone = draw_alone();
+        Ad::seed(&devices[0], 3);
+        let init = |device| {
+            let model = LeNet::<Ad>::new(20, device);
+            // Parameters are drawn when they are first used.
+            model.forward(floats(0, [1, 1, 20, 20], device));
+            (model, device)
+        };
+        devices.iter().chain(&devices).map(init).collect()
+    };
+    let alone: Vec<Vec<f32>> = jobs.iter().map(|(model, device)| fit(model.clone(), device)).collect();
+    let together: Vec<Vec<f32>> = thread::scope(|scope| {
+        let threads: Vec<_> = jobs.into_iter().map(|(model, device)| scope.spawn(move || fit(model, device))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(alone, together);
+    assert!(alone.iter().flatten().all(|value| value.is_finite()));
+    assert!(devices.iter().all(|device| device.broken().is_none()));
 }

@@ -12,11 +12,30 @@ use crate::shell::{command, output, root};
 /// Where results are kept, from the root.
 const RESULTS: &str = "benches/RESULTS.md";
 
+/// Groups of figures.
+const GROUPS: [&str; 16] = [
+    "collectives",
+    "steps",
+    "cnn",
+    "mlp",
+    "tiny",
+    "controller",
+    "soak",
+    "resnet",
+    "transformer",
+    "gpt",
+    "lenet",
+    "unet",
+    "lstm",
+    "gru",
+    "vae",
+    "autoencoder",
+];
+
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
     /// Group of figures, one of those below; steps: all but collectives [default: all]
-    #[arg(value_parser = ["collectives", "steps", "cnn", "mlp", "tiny", "controller", "resnet", "transformer", "gpt", "lenet", "unet", "lstm",
-        "gru", "vae", "autoencoder"])]
+    #[arg(value_parser = GROUPS)]
     name: Option<String>,
     /// Append the figures to benches/RESULTS.md, with date, commit and command
     #[arg(long)]

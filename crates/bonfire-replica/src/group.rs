@@ -17,7 +17,9 @@ use bonfire_collectives::{CollectiveError, Communicator, Counting, Counts, Threa
 use burn_backend::DType;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError, bounded};
 
-use crate::{Member, RandomState, ReplicaError, ReplicaOptions, member::MemberCommunicator, pending::PendingSums};
+use crate::{
+    Member, RandomState, ReplicaError, ReplicaOptions, allocator, member::MemberCommunicator, pending::PendingSums,
+};
 
 /// Something every member does once, in the same place of its queue.
 pub(crate) trait Task<B: Member>: Send + Sync {
@@ -95,6 +97,9 @@ impl<B: Member> Group<B> {
             return Err(ReplicaError::TooManyMembers { num_members: num_members.get(), limit: MAX_MEMBERS });
         }
         options.validate(num_members.get())?;
+        if B::DEVICES_REPEAT {
+            allocator::keep_freed_memory();
+        }
         let num_threads = options.threads_per_member.unwrap_or_else(|| {
             let cores = thread::available_parallelism().map_or(1, usize::from);
             (cores / num_members).max(1)
@@ -446,22 +451,33 @@ impl<B: Member> Worker<B> {
         for task in &self.tasks {
             // What a broken group still has queued is dropped unread: its inputs may be missing.
             let bytes = task.carried_bytes();
-            if self.state.broken.get().is_none() {
-                self.run_task(&*task);
-            }
-            drop(task);
+            self.run_task(task);
             if bytes > 0 {
                 self.state.queued_bytes.free(bytes);
             }
         }
     }
 
-    fn run_task(&self, task: &dyn Task<B>) {
+    /// Runs the task, if the group is whole, and lets go of it: freeing the last tensors may fail as well.
+    fn run_task(&self, task: Arc<dyn Task<B>>) {
         let progress = &self.state.progress[self.context.rank];
-        progress.begin(task.operation());
-        let (member, num_members) = (self.context.rank, self.context.communicator.world_size());
         let operation = task.operation();
-        match catch_unwind(AssertUnwindSafe(|| task.run(&self.context))) {
+        progress.begin(operation);
+        if self.state.broken.get().is_none() {
+            self.attempt(operation, || task.run(&self.context));
+        }
+        // Only now, since the caller who waits for the task's reply must find the cause when the reply's channel ends.
+        self.attempt(operation, || {
+            drop(task);
+            Ok(())
+        });
+        progress.end();
+    }
+
+    /// Breaks the group if `work` fails.
+    fn attempt(&self, operation: &'static str, work: impl FnOnce() -> Result<(), CollectiveError>) {
+        let (member, num_members) = (self.context.rank, self.context.communicator.world_size());
+        match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(())) => {}
             Ok(Err(reason)) => {
                 self.break_group(ReplicaError::Collective { member, num_members, operation, reason });
@@ -473,7 +489,6 @@ impl<B: Member> Worker<B> {
                 message: message_of(&*panic),
             }),
         }
-        progress.end();
     }
 
     /// Keeps the first cause and wakes the members that wait in a collective.

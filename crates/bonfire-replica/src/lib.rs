@@ -34,6 +34,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allocator;
 mod backend;
 mod device;
 mod error;

@@ -2,8 +2,9 @@ use std::{
     collections::HashMap,
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU16, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering},
     },
+    thread,
 };
 
 use burn_backend::{Device, DeviceId, DeviceOps};
@@ -55,6 +56,8 @@ pub(super) struct State {
     num_live: AtomicUsize,
     log: Mutex<Option<Vec<OpRecord>>>,
     fault: Mutex<Option<(Trigger, Fault)>>,
+    /// Whether the next tensor that is dropped fails to be.
+    drop_fails: AtomicBool,
 }
 
 impl ProbeDevice {
@@ -86,8 +89,14 @@ impl ProbeDevice {
         *locked(&self.state().fault) = Some((Trigger::Method(name), fault));
     }
 
+    /// Lets one tensor panic when it is dropped, the next one that is dropped while nothing else panics.
+    pub fn fail_in_drop(self) {
+        self.state().drop_fails.store(true, Ordering::SeqCst);
+    }
+
     /// Nothing fails any more.
     pub fn heal(self) {
+        self.state().drop_fails.store(false, Ordering::SeqCst);
         *locked(&self.state().fault) = None;
     }
 
@@ -177,6 +186,9 @@ impl Clone for Token {
 impl Drop for Token {
     fn drop(&mut self) {
         self.0.num_live.fetch_sub(1, Ordering::SeqCst);
+        if !thread::panicking() && self.0.drop_fails.swap(false, Ordering::SeqCst) {
+            panic!("a tensor cannot be freed: {}", Fault::Panic.text());
+        }
     }
 }
 

@@ -9,11 +9,18 @@ mod device;
 mod ops;
 mod tensor;
 
+use std::{
+    fmt::Debug,
+    thread,
+    time::{Duration, Instant},
+};
+
 use bonfire::{
     Member, MemberCommunicator,
     collectives::{CollectiveError, ReduceOp},
     value::Value,
 };
+use burn::{backend::Autodiff, tensor::Tensor};
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ops::TransactionOps};
 use burn_flex::{Flex, FlexDevice, FlexQTensor, FlexTensor};
 
@@ -84,5 +91,22 @@ impl Member for Probe {
         let mut call = Call::new("all_reduce");
         let values = values.open(&mut call);
         call.run(|| <Flex as Member>::all_reduce(values, op, communicator))
+    }
+}
+
+/// Waits for members to let go of what was queued.
+///
+/// # Panics
+///
+/// If a tensor stays alive.
+pub fn assert_nothing_lives(devices: &[ProbeDevice], context: &dyn Debug) {
+    // Burn's autodiff keeps what a forward pass without a backward one left behind, on any backend, until somebody's
+    // next backward pass.
+    Tensor::<Autodiff<Flex>, 1>::ones([2], &FlexDevice).require_grad().sum().backward();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let live = || devices.iter().map(|device| device.num_live_tensors()).collect::<Vec<_>>();
+    while live().iter().any(|&num| num > 0) {
+        assert!(Instant::now() < deadline, "{:?} tensors outlive {context:?}", live());
+        thread::sleep(Duration::from_millis(1));
     }
 }

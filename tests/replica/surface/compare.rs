@@ -190,7 +190,7 @@ impl Comparison<'_> {
 }
 
 /// What `call` gives, or the message of its panic.
-fn outcome<R>(call: impl FnOnce() -> R) -> Result<R, String> {
+pub fn outcome<R>(call: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()

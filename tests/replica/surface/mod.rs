@@ -7,6 +7,7 @@ mod case;
 mod activation;
 mod boolean;
 mod compare;
+mod faults;
 mod float;
 mod int;
 mod module;
