@@ -24,19 +24,24 @@
 //! | `random` | draws that any member can make its part of |
 //! | `pending` | sums that are not formed yet |
 //! | `member` | what a backend does to be a member |
+//! | `distributed` | where Burn's own data parallelism is turned on, behind a feature |
 //! | `ir` | handles of Burn's intermediate representation, behind a feature |
 //!
 //! # Feature flags
 //!
+//! - `distributed`: [`Replica`] is a `DistributedBackend`, as `Autodiff` demands where Burn's feature of this name is on.
 //! - `ir`: [`Replica`] is a `BackendIr`: a server can offer it to another process, a router can hold it.
 //! - `ndarray`: `burn-ndarray` devices as members.
 //! - `serde`: [`ReplicaOptions`] and [`RandomState`] can be read and written.
+//! - `wgpu`: WGPU devices as members, without Burn's fusion.
 
 #![forbid(unsafe_code)]
 
 mod allocator;
 mod backend;
 mod device;
+#[cfg(feature = "distributed")]
+mod distributed;
 mod error;
 mod execute;
 mod expand;

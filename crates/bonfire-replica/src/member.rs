@@ -149,6 +149,55 @@ mod ndarray {
     }
 }
 
+#[cfg(feature = "wgpu")]
+mod wgpu {
+    use burn_backend::StreamId;
+    use burn_wgpu::{BoolElement, CubeBackend, CubeTensor, FloatElement, IntElement, WgpuDevice, WgpuRuntime};
+
+    use super::*;
+
+    impl<F: FloatElement, I: IntElement, T: BoolElement> Member for CubeBackend<WgpuRuntime, F, I, T> {
+        /// All GPUs of the best kind there is; else what WGPU takes by default, which may be a CPU.
+        fn default_devices() -> Vec<WgpuDevice> {
+            let kinds: [fn(usize) -> WgpuDevice; 3] =
+                [WgpuDevice::DiscreteGpu, WgpuDevice::IntegratedGpu, WgpuDevice::VirtualGpu];
+            kinds
+                .into_iter()
+                .map(|kind| (0..Self::device_count(kind(0).to_id().type_id)).map(kind).collect::<Vec<_>>())
+                .find(|devices| !devices.is_empty())
+                .unwrap_or_else(|| vec![WgpuDevice::default()])
+        }
+
+        /// Each thread has a stream of its own on a device: a list of work that is submitted later. What a stream has not
+        /// submitted yet keeps no buffer alive, so the thread that made a buffer writes over it as soon as its last handle
+        /// is gone, in place or with its next tensor. A value of another thread is therefore copied, and the copy
+        /// submitted, before its handle is given up.
+        fn move_to(value: Value<Self>, device: &WgpuDevice) -> Value<Self> {
+            if value.device() == *device {
+                match value {
+                    Value::Float(tensor) => return Value::Float(own(tensor)),
+                    Value::Int(tensor) => return Value::Int(own(tensor)),
+                    Value::Bool(tensor) => return Value::Bool(own(tensor)),
+                    // Its scales lie in a buffer of their own.
+                    Value::Quantized(_) => {}
+                }
+            }
+            let make = value.maker();
+            make(read(value), device)
+        }
+    }
+
+    /// A tensor that this thread's stream has made.
+    fn own(tensor: CubeTensor<WgpuRuntime>) -> CubeTensor<WgpuRuntime> {
+        if tensor.handle.stream == StreamId::current() {
+            return tensor;
+        }
+        let copy = tensor.copy();
+        copy.client.flush().unwrap_or_else(|error| panic!("{error}"));
+        copy
+    }
+}
+
 /// Reads a value on the thread of a member.
 ///
 /// # Panics

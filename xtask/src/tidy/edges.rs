@@ -20,6 +20,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "burn-cubecl?",
             "burn-ir?",
             "burn-ndarray?",
+            "burn-wgpu?",
         ],
     ),
     ("bonfire-train", &["bonfire-collectives", "bonfire-kernels", "burn-core", "burn-optim", "burn-train"]),
@@ -132,8 +133,11 @@ mod tests {
 
     #[test]
     fn a_heavy_backend_must_stay_optional() {
-        let found = problems(&[crate_with("bonfire-replica", &[("burn-ndarray", None, false)])]);
-        assert_eq!(found, ["bonfire-replica -> burn-ndarray must be optional"]);
+        for backend in ["burn-ndarray", "burn-wgpu"] {
+            let found = problems(&[crate_with("bonfire-replica", &[(backend, None, false)])]);
+            assert_eq!(found, [format!("bonfire-replica -> {backend} must be optional")]);
+            assert_eq!(problems(&[crate_with("bonfire-replica", &[(backend, None, true)])]), [""; 0]);
+        }
     }
 
     #[test]
