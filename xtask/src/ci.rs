@@ -36,7 +36,13 @@ enum Step {
     Tests,
     /// The examples do what the README says
     Examples,
+    /// Features that change all of Burn, each in a build of its own
+    Features,
 }
+
+/// Test packages under `tests/` that turn on features of Burn: each is a workspace with a lock of its own, is built into a
+/// folder of its own, and has Burn compiled once more.
+const FEATURE_PACKAGES: [&str; 2] = ["distributed", "wgpu"];
 
 /// Runs the chosen steps and prints the time of each.
 pub(crate) fn run(args: &Ci) -> Result<()> {
@@ -71,26 +77,28 @@ impl Step {
             Step::Docs => "docs",
             Step::Tests => "tests",
             Step::Examples => "examples",
+            Step::Features => "features",
         }
     }
 
     fn advice(self) -> &'static str {
         match self {
-            Step::Fmt => "run `cargo fmt --all`",
+            Step::Fmt => "run `cargo fmt` as above, without `--check`",
             Step::Tidy => "mend what is listed above, or change the rule in xtask/src/tidy with the design",
             Step::Ops => "run `cargo xtask ops`, and list a case for each new method in tests/replica/surface",
             Step::Clippy => "mend the warnings above, or allow one where it stands with a reason",
             Step::Docs => "mend the doc comments named above",
             Step::Tests => "run the failed test alone: `cargo test --release --workspace NAME`",
             Step::Examples => "run the last command above by hand",
+            Step::Features => "run the last command above by hand; if its lock is out of date, without `--locked`",
         }
     }
 
-    /// Every step builds in release mode with the same features, so that Burn is compiled once.
+    /// Every step but the last builds in release mode with the same features, so that Burn is compiled once.
     fn run(self) -> Result<()> {
         let cargo = |args| shell::command("cargo", args);
         match self {
-            Step::Fmt => shell::run(&mut cargo(&["fmt", "--all", "--check"])),
+            Step::Fmt => fmt(),
             Step::Tidy => tidy::run(),
             Step::Ops => ops::run(&ops::Ops::CHECK),
             Step::Clippy => {
@@ -101,8 +109,26 @@ impl Step {
             }
             Step::Tests => shell::run(&mut cargo(&["test", "--release", "--workspace"])),
             Step::Examples => examples(),
+            Step::Features => features(),
         }
     }
+}
+
+fn fmt() -> Result<()> {
+    shell::run(&mut shell::command("cargo", &["fmt", "--all", "--check"]))?;
+    FEATURE_PACKAGES.iter().try_for_each(|name| {
+        let manifest = format!("tests/{name}/Cargo.toml");
+        shell::run(&mut shell::command("cargo", &["fmt", "--manifest-path", &manifest, "--check"]))
+    })
+}
+
+/// One after the other: each build takes all cores.
+fn features() -> Result<()> {
+    FEATURE_PACKAGES.iter().try_for_each(|name| {
+        let (manifest, target) = (format!("tests/{name}/Cargo.toml"), format!("target/{name}"));
+        let args = ["test", "--manifest-path", &manifest, "--target-dir", &target, "--locked"];
+        shell::run(&mut shell::command("cargo", &args))
+    })
 }
 
 /// MNIST on one device and on two members agree after one epoch, and three epochs reach what the README promises.
