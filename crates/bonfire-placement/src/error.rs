@@ -29,6 +29,22 @@ pub enum PlacementError {
         /// How many rows there are.
         total: usize,
     },
+    /// The weights of one change of a [`ShareSchedule`](crate::ShareSchedule) do not fit the ranks.
+    #[error("the shares from step {step} on: {reason}")]
+    Change {
+        /// The change's step.
+        step: u64,
+        /// What is wrong with its weights.
+        reason: Box<PlacementError>,
+    },
+    /// The steps of a [`ShareSchedule`](crate::ShareSchedule) do not rise.
+    #[error("shares change at step {step}, listed after step {previous}; list changes by rising steps, one for each")]
+    ChangeOrder {
+        /// The step of the change before.
+        previous: u64,
+        /// The step that should be larger.
+        step: u64,
+    },
     /// Nothing goes to `Local`, `Fill` or `Partial`: a value that has been spread stays spread.
     #[error("{from} cannot become {to}; a tensor is moved to replicate or shard only")]
     Unreachable {

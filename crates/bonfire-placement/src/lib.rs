@@ -48,18 +48,22 @@
 //!
 //! # Feature flags
 //!
-//! - `serde`: [`Shares`] can be read and written.
+//! - `serde`: [`Shares`] and [`ShareSchedule`] can be read and written.
 
 #![forbid(unsafe_code)]
 
+mod balance;
 mod error;
 mod lengths;
 mod placement;
 mod redistribute;
 mod rules;
+mod schedule;
 
+pub use balance::{MIN_GAIN, StepCost, balance, gain};
 pub use error::PlacementError;
 pub use lengths::{Lengths, Shares};
 pub use placement::{PartialOp, Placement};
 pub use redistribute::{Redistribution, redistribute};
 pub use rules::{Op, Operand, Plan, Reduction, Role, Yield, reshape_stored};
+pub use schedule::{ShareChange, ShareSchedule};
