@@ -8,6 +8,7 @@ use std::{
 };
 
 use bonfire_collectives::Counts;
+use bonfire_placement::{ShareSchedule, Shares};
 use burn_backend::{Device, DeviceId, DeviceOps};
 
 use crate::{Member, RandomMode, RandomState, ReplicaError, ReplicaOptions, group::Group, options::Environment};
@@ -109,6 +110,32 @@ impl<B: Member> ReplicaDevice<B> {
     /// Which collectives the members have run so far, and their bytes.
     pub fn collectives(&self) -> &Counts {
         self.group.counts()
+    }
+
+    /// How batches are shared out now: as the options say, or as [`Balance`](crate::Balance) has changed it since.
+    pub fn shares(&self) -> Shares {
+        self.group.shares().into_owned()
+    }
+
+    /// Which shares [`Balance::Auto`](crate::Balance::Auto) has chosen so far, from the start on: all that
+    /// [`Balance::Replay`](crate::Balance::Replay) needs to train again to the same bits. Of a replay, what is replayed;
+    /// `None` where shares are fixed.
+    ///
+    /// ```
+    /// use bonfire_replica::{Balance, ReplicaDevice, ReplicaOptions};
+    /// use burn_flex::{Flex, FlexDevice};
+    ///
+    /// let members = [FlexDevice, FlexDevice];
+    /// let auto = ReplicaOptions { balance: Balance::Auto, ..Default::default() };
+    /// let device = ReplicaDevice::<Flex>::with_options(members, auto)?;
+    /// // .. train on `device` ..
+    /// let schedule = device.share_schedule().expect("shares are recorded");
+    /// let again = ReplicaOptions { balance: Balance::Replay(schedule), ..Default::default() };
+    /// let device = ReplicaDevice::<Flex>::with_options(members, again)?;
+    /// # Ok::<(), bonfire_replica::ReplicaError>(())
+    /// ```
+    pub fn share_schedule(&self) -> Option<ShareSchedule> {
+        self.group.balancer.as_ref().map(|balancer| balancer.schedule())
     }
 
     /// Where the draws have got to, for a checkpoint; `None` with [`RandomMode::Stream`], since the generators of Burn's

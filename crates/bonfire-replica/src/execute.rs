@@ -8,7 +8,9 @@ use burn_backend::{DType, MetadataError, Scalar, Shape};
 use crossbeam_channel::{Sender, bounded};
 
 use crate::{
-    Member, ReplicaDevice, Spread, expand,
+    Member, ReplicaDevice, Spread,
+    balance::Cost,
+    expand,
     group::{MemberContext, Order, Task},
     operands::{Distance, Inputs, Outputs},
     redistribute::{Scope, Source},
@@ -301,7 +303,7 @@ impl<B: Member> Tensor<B> {
         }
         let placement = match self.shape.first() {
             Some(&length) if length > 1 => {
-                let lengths = group.options.shares.lengths(length, group.num_members());
+                let lengths = group.shares().lengths(length, group.num_members());
                 Placement::shard(0, lengths.expect("shares were checked when the group was made"))
             }
             _ => Placement::Replicate,
@@ -351,7 +353,7 @@ fn plan<B: Member>(name: &'static str, rule: &Rule, inputs: &[Option<Tensor<B>>]
         .map(|input| Operand { placement: input.storage.planned(), shape: &input.shape })
         .collect();
     rule.op
-        .plan(&operands, &device.group.options.shares, device.num_members())
+        .plan(&operands, &device.group.shares(), device.num_members())
         .unwrap_or_else(|error| panic!("{name}: {error}, for inputs {}", Shapes(inputs)))
 }
 
@@ -457,6 +459,10 @@ where
 {
     fn operation(&self) -> &'static str {
         self.name
+    }
+
+    fn cost(&self, rank: usize) -> Cost {
+        Cost::of(self.placements.iter().chain(&self.inputs), rank)
     }
 
     fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {

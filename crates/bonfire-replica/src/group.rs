@@ -18,7 +18,10 @@ use burn_backend::DType;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError, bounded};
 
 use crate::{
-    Member, RandomState, ReplicaError, ReplicaOptions, allocator, member::MemberCommunicator, pending::PendingSums,
+    Member, RandomState, ReplicaError, ReplicaOptions, allocator,
+    balance::{Balancer, Cost, Meter},
+    member::MemberCommunicator,
+    pending::PendingSums,
 };
 
 /// Something every member does once, in the same place of its queue.
@@ -31,6 +34,10 @@ pub(crate) trait Task<B: Member>: Send + Sync {
     fn carried_bytes(&self) -> usize {
         0
     }
+    /// What its time on `rank` depends on. Asked only where that is measured.
+    fn cost(&self, _rank: usize) -> Cost {
+        Cost::Unmeasured
+    }
 }
 
 /// What a task sees of the member that runs it.
@@ -38,6 +45,8 @@ pub(crate) struct MemberContext<B: Member> {
     pub(crate) rank: usize,
     pub(crate) device: B::Device,
     pub(crate) communicator: MemberCommunicator,
+    /// `None` where nothing is measured.
+    pub(crate) meter: Option<Meter>,
 }
 
 /// N members that behave as one device. Kept alive by its devices and tensors; its threads end with it.
@@ -46,6 +55,8 @@ pub(crate) struct Group<B: Member> {
     pub(crate) index: u16,
     pub(crate) devices: Vec<B::Device>,
     pub(crate) options: ReplicaOptions,
+    /// `None` for shares that never change.
+    pub(crate) balancer: Option<Balancer>,
     queues: Vec<Sender<Arc<dyn Task<B>>>>,
     /// Whoever enqueues holds it, so that all members see all tasks in one order.
     order: Mutex<()>,
@@ -110,6 +121,7 @@ impl<B: Member> Group<B> {
             progress: devices.iter().map(|_| Progress::default()).collect(),
             queued_bytes: QueuedBytes::default(),
         });
+        let balancer = Balancer::new(&options, num_members.get());
         let mut queues = Vec::with_capacity(devices.len());
         let mut counts = None;
         let communicators = ThreadCommunicator::group(num_members, options.timeout);
@@ -117,8 +129,9 @@ impl<B: Member> Group<B> {
             let (queue, tasks) = bounded(options.max_queued_ops);
             let communicator = Counting::new(communicator);
             counts.get_or_insert_with(|| communicator.counts());
+            let meter = balancer.as_ref().and_then(|balancer| balancer.meter(rank));
             let worker = Worker {
-                context: MemberContext { rank, device, communicator },
+                context: MemberContext { rank, device, communicator, meter },
                 tasks,
                 state: state.clone(),
                 num_threads,
@@ -133,6 +146,7 @@ impl<B: Member> Group<B> {
             index,
             devices,
             options,
+            balancer,
             queues,
             order: Mutex::new(()),
             state,
@@ -464,7 +478,10 @@ impl<B: Member> Worker<B> {
         let operation = task.operation();
         progress.begin(operation);
         if self.state.broken.get().is_none() {
-            self.attempt(operation, || task.run(&self.context));
+            self.attempt(operation, || match &self.context.meter {
+                None => task.run(&self.context),
+                Some(meter) => meter.run(&*task, &self.context),
+            });
         }
         // Only now, since the caller who waits for the task's reply must find the cause when the reply's channel ends.
         self.attempt(operation, || {

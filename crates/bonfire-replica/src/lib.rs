@@ -21,6 +21,7 @@
 //! | `expand` | tensors that are stored smaller than they are |
 //! | `redistribute`, `read`, `transfer` | from one placement to another, to the host, to another device |
 //! | `group` | members, queues, order, failure |
+//! | `balance` | shares that change between steps |
 //! | `random` | draws that any member can make its part of |
 //! | `pending` | sums that are not formed yet |
 //! | `member` | what a backend does to be a member |
@@ -32,13 +33,14 @@
 //! - `distributed`: [`Replica`] is a `DistributedBackend`, as `Autodiff` demands where Burn's feature of this name is on.
 //! - `ir`: [`Replica`] is a `BackendIr`: a server can offer it to another process, a router can hold it.
 //! - `ndarray`: `burn-ndarray` devices as members.
-//! - `serde`: [`ReplicaOptions`] and [`RandomState`] can be read and written.
+//! - `serde`: [`ReplicaOptions`], [`ShareSchedule`] and [`RandomState`] can be read and written.
 //! - `wgpu`: WGPU devices as members, without Burn's fusion.
 
 #![forbid(unsafe_code)]
 
 mod allocator;
 mod backend;
+mod balance;
 mod device;
 #[cfg(feature = "distributed")]
 mod distributed;
@@ -61,10 +63,10 @@ mod transfer;
 pub mod value;
 
 pub use backend::Replica;
-pub use bonfire_placement::{Lengths, Placement, Shares};
+pub use bonfire_placement::{Lengths, Placement, ShareChange, ShareSchedule, Shares};
 pub use device::ReplicaDevice;
 pub use error::ReplicaError;
 pub use member::{Member, MemberCommunicator};
-pub use options::{Environment, RandomMode, ReplicaOptions, Spread};
+pub use options::{Balance, Environment, RandomMode, ReplicaOptions, Spread};
 pub use random::RandomState;
 pub use tensor::ReplicaTensor;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bonfire_placement::Shares;
+use bonfire_placement::{ShareSchedule, Shares};
 
 use crate::ReplicaError;
 
@@ -26,6 +26,33 @@ impl Default for Spread {
     }
 }
 
+/// How shares change from step to step.
+///
+/// A step ends where an operation on whole values (an optimizer's first, a norm to clip by) asks for gradients, and all
+/// that the calling thread has made are summed. Steps are counted per device; with several threads that train on one
+/// device, in the order in which their steps end. Passes without gradients change nothing. Between two ends the shares
+/// stay as they are, for all threads; what is alive when they change keeps its parts, and is brought into new ones where
+/// it meets them.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Balance {
+    /// Not at all.
+    #[default]
+    Fixed,
+    /// By what members are measured to take, so that a slow or busy one does not hold the others: from
+    /// [`ReplicaOptions::shares`] (equal, or weights above zero) to those with which all end a step together. The
+    /// medians of eight steps decide, and nothing changes that would not save a twentieth of a step in both halves of
+    /// them. Each member
+    /// keeps at least a row, so that it is measured again; with fewer rows than members nothing changes, and a member
+    /// that has no rows of a batch keeps what was last known of it.
+    ///
+    /// Two runs may choose other shares, and then sum in another order:
+    /// [`share_schedule`](crate::ReplicaDevice::share_schedule) records what was chosen, for a replay.
+    Auto,
+    /// As recorded by an earlier run, or written by hand: with the same members, seed and program, the same bits.
+    Replay(ShareSchedule),
+}
+
 /// Where random numbers come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -45,8 +72,10 @@ pub enum RandomMode {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 pub struct ReplicaOptions {
-    /// How a batch is shared out among the members.
+    /// How a batch is shared out among the members; at first, if the shares change.
     pub shares: Shares,
+    /// How the shares change.
+    pub balance: Balance,
     /// Threads of each member's own rayon pool; unset: the cores divided by the members, at least one.
     pub threads_per_member: Option<usize>,
     /// When tensors are spread over the members.
@@ -65,6 +94,7 @@ impl Default for ReplicaOptions {
     fn default() -> Self {
         Self {
             shares: Shares::Equal,
+            balance: Balance::default(),
             threads_per_member: None,
             spread: Spread::default(),
             random: RandomMode::default(),
@@ -105,7 +135,18 @@ impl ReplicaOptions {
             Shares::First(_) if num_members == 1 => self.shares.lengths(usize::MAX, 1).map(drop),
             shares => shares.validate(num_members),
         };
-        shares.map_err(|reason| ReplicaError::Shares { num_members, reason })
+        let misfit = |reason| ReplicaError::Shares { num_members, reason };
+        shares.map_err(misfit)?;
+        match (&self.balance, &self.shares) {
+            (Balance::Fixed, _) | (Balance::Auto, Shares::Equal) => Ok(()),
+            (Balance::Auto, Shares::Weighted(weights)) if !weights.contains(&0) => Ok(()),
+            (Balance::Auto, Shares::Weighted(_) | Shares::First(_)) => Err(ReplicaError::Option {
+                option: "shares",
+                value: format!("{:?}", self.shares),
+                expected: "equal, or weights above zero, for Balance::Auto to start from",
+            }),
+            (Balance::Replay(schedule), _) => schedule.validate(num_members).map_err(misfit),
+        }
     }
 }
 
@@ -115,7 +156,7 @@ impl ReplicaOptions {
 /// |---|---|
 /// | `BONFIRE_MEMBERS` | members of the default device; if unset, one per weight of `BONFIRE_SHARES` |
 /// | `BONFIRE_THREADS_PER_MEMBER` | [`ReplicaOptions::threads_per_member`] |
-/// | `BONFIRE_SHARES` | weights of the members, as `2,3,3` |
+/// | `BONFIRE_SHARES` | weights of the members, as `2,3,3`; or `auto` for [`Balance::Auto`], from equal shares on |
 /// | `BONFIRE_SPREAD` | `heavy` (default) or `eager` |
 /// | `BONFIRE_RANDOM` | `stream` (default) or `counter` |
 /// | `BONFIRE_TIMEOUT_SECONDS` | [`ReplicaOptions::timeout`] |
@@ -153,11 +194,15 @@ impl Environment {
             options.timeout = Duration::from_secs(seconds as u64);
         }
         if let Some(value) = lookup("BONFIRE_SHARES") {
-            options.shares = weights(&value).ok_or(ReplicaError::Environment {
-                variable: "BONFIRE_SHARES",
-                value,
-                expected: "one whole number per member, separated by commas, as 2,3,3",
-            })?;
+            if value.trim() == "auto" {
+                options.balance = Balance::Auto;
+            } else {
+                options.shares = weights(&value).ok_or(ReplicaError::Environment {
+                    variable: "BONFIRE_SHARES",
+                    value,
+                    expected: "auto, or one whole number per member, separated by commas, as 2,3,3",
+                })?;
+            }
             if let Shares::Weighted(weights) = &options.shares {
                 environment.num_members = environment.num_members.or(Some(weights.len()));
             }
@@ -246,12 +291,20 @@ mod tests {
     }
 
     #[test]
+    fn shares_may_be_left_to_what_is_measured() {
+        let environment = read(&[("BONFIRE_SHARES", " auto ")]).unwrap();
+        assert_eq!((environment.options.balance, environment.options.shares), (Balance::Auto, Shares::Equal));
+        assert_eq!(environment.num_members, None);
+    }
+
+    #[test]
     fn a_value_that_cannot_be_read_is_an_error_that_names_the_variable() {
         for (variable, value) in [
             ("BONFIRE_MEMBERS", "0"),
             ("BONFIRE_MEMBERS", "many"),
             ("BONFIRE_THREADS_PER_MEMBER", "-1"),
             ("BONFIRE_SHARES", "1,,2"),
+            ("BONFIRE_SHARES", "auto,2"),
             ("BONFIRE_SPREAD", "lazy"),
             ("BONFIRE_RANDOM", "dice"),
             ("BONFIRE_TIMEOUT_SECONDS", "1.5"),
@@ -270,6 +323,8 @@ mod tests {
             ReplicaOptions { max_queued_bytes: 0, ..Default::default() },
             ReplicaOptions { timeout: Duration::ZERO, ..Default::default() },
             ReplicaOptions { shares: Shares::Weighted(vec![1, 1, 1]), ..Default::default() },
+            ReplicaOptions { shares: Shares::First(2), balance: Balance::Auto, ..Default::default() },
+            ReplicaOptions { shares: Shares::Weighted(vec![0, 1]), balance: Balance::Auto, ..Default::default() },
         ];
         for options in refused {
             assert!(options.validate(2).is_err(), "{options:?}");

@@ -8,6 +8,7 @@ use burn_backend::{DType, Scalar, Shape};
 
 use crate::{
     Member,
+    balance::Cost,
     group::{MemberContext, Order, Task},
     random::Draw,
     tensor::{Fill, Origin, Parts, Reading, Storage, Tensor},
@@ -152,6 +153,9 @@ impl<B: Member> Order<'_, B> {
             let others = pending.take_early(open()).unwrap_or_else(|| pending.take());
             storages.extend(others.into_iter().filter(|storage| storage.is_open()));
         }
+        let is_gradient =
+            |storage: &Arc<Storage<B>>| storage.is_open() && storage.as_sum().is_some_and(|sum| !sum.is_statistic());
+        let ends_step = scope == Scope::AllPending && storages.iter().any(is_gradient);
         let num_members = self.group.num_members();
         let mut sums = Vec::with_capacity(storages.len());
         for storage in &storages {
@@ -166,6 +170,9 @@ impl<B: Member> Order<'_, B> {
         }
         if !sums.is_empty() {
             self.enqueue(Arc::new(SumTask { sums }));
+        }
+        if ends_step {
+            self.end_step();
         }
     }
 }
@@ -186,6 +193,10 @@ impl<B: Member> Task<B> for SumTask<B> {
         "all_reduce"
     }
 
+    fn cost(&self, _rank: usize) -> Cost {
+        Cost::Collective
+    }
+
     fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
         let parts = self.sums.iter().map(|sum| sum.source.read(member.rank, sum.reading)).collect();
         let values = B::all_reduce(parts, ReduceOp::Sum, &member.communicator)?;
@@ -202,6 +213,7 @@ struct SpreadTask<B: Member> {
     pieces: Vec<Mutex<Option<Value<B>>>>,
     /// Of the largest piece.
     bytes: usize,
+    placement: Placement,
     target: Arc<Parts<B>>,
 }
 
@@ -217,7 +229,8 @@ impl<B: Member> SpreadTask<B> {
             })
             .collect();
         let bytes = pieces.iter().map(num_bytes).max().unwrap_or(0);
-        Self { pieces: pieces.into_iter().map(|piece| Mutex::new(Some(piece))).collect(), bytes, target }
+        let pieces = pieces.into_iter().map(|piece| Mutex::new(Some(piece))).collect();
+        Self { pieces, bytes, placement: placement.clone(), target }
     }
 }
 
@@ -236,6 +249,10 @@ impl<B: Member> Task<B> for SpreadTask<B> {
     fn carried_bytes(&self) -> usize {
         self.bytes
     }
+
+    fn cost(&self, rank: usize) -> Cost {
+        Cost::of([&self.placement], rank)
+    }
 }
 
 /// Each member draws its own part.
@@ -250,6 +267,10 @@ struct DrawTask<B: Member> {
 impl<B: Member> Task<B> for DrawTask<B> {
     fn operation(&self) -> &'static str {
         "draw"
+    }
+
+    fn cost(&self, rank: usize) -> Cost {
+        Cost::of([&self.placement], rank)
     }
 
     fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
@@ -283,6 +304,16 @@ impl<B: Member> Task<B> for RedistributeTask<B> {
             Redistribution::AllReduce => "all_reduce",
             Redistribution::ReduceScatter => "reduce_scatter",
             Redistribution::AllToAll => "all_to_all",
+        }
+    }
+
+    fn cost(&self, rank: usize) -> Cost {
+        match self.how {
+            Redistribution::Keep | Redistribution::Spread | Redistribution::Slice => Cost::of([&self.to], rank),
+            Redistribution::AllGather
+            | Redistribution::AllReduce
+            | Redistribution::ReduceScatter
+            | Redistribution::AllToAll => Cost::Collective,
         }
     }
 

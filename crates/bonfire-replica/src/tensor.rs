@@ -496,7 +496,17 @@ impl<B: Member> Storage<B> {
     }
 
     pub(crate) fn keep_form(&self, placement: Placement, parts: Arc<Parts<B>>) {
-        self.forms.lock().unwrap_or_else(PoisonError::into_inner).push((placement, parts));
+        /// Where shares change, a tensor that lives on is asked for in other lengths each time.
+        const MAX_SHARDED: usize = 4;
+        let mut forms = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+        forms.push((placement, parts));
+        let can_go = |(placement, _): &(Placement, _)| {
+            matches!(placement, Placement::Shard { .. }) && *placement != self.placement
+        };
+        if forms.iter().filter(|form| can_go(form)).count() > MAX_SHARDED {
+            let oldest = forms.iter().position(can_go).expect("there are several");
+            forms.remove(oldest);
+        }
     }
 }
 
