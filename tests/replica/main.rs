@@ -14,6 +14,7 @@ mod probe_tests;
 mod programs;
 mod random;
 mod runs;
+mod shares;
 mod soak;
 mod steps;
 mod surface;

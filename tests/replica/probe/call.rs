@@ -1,6 +1,6 @@
 //! One operation on its way to Flex and back.
 
-use std::ops::Range;
+use std::{ops::Range, time::Instant};
 
 use bonfire::value::Value;
 use burn_backend::{
@@ -27,11 +27,18 @@ pub(super) struct Call {
     /// Addresses of buffers that are no news: those of the inputs, and those of outputs that were counted.
     known: Vec<*const u8>,
     allocated_bytes: usize,
+    /// Waits for other devices, which a slow one does at no other pace.
+    is_waiting: bool,
 }
 
 impl Call {
     pub(super) fn new(name: &'static str) -> Self {
-        Self { name, device: None, known: Vec::new(), allocated_bytes: 0 }
+        Self { name, device: None, known: Vec::new(), allocated_bytes: 0, is_waiting: false }
+    }
+
+    /// One that waits for other devices.
+    pub(super) fn waiting(name: &'static str) -> Self {
+        Self { is_waiting: true, ..Self::new(name) }
     }
 
     /// # Panics
@@ -39,7 +46,11 @@ impl Call {
     /// If a fault was asked for, or as Flex does.
     pub(super) fn run<R: Close>(mut self, body: impl FnOnce() -> R) -> R::Outer {
         self.device().start(self.name);
+        let start = Instant::now();
         let outer = body().close(&mut self);
+        if !self.is_waiting {
+            self.device().delay(start);
+        }
         self.device().finish(OpRecord { name: self.name, allocated_bytes: self.allocated_bytes });
         outer
     }

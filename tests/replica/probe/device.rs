@@ -2,9 +2,10 @@ use std::{
     collections::HashMap,
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use burn_backend::{Device, DeviceId, DeviceOps};
@@ -58,6 +59,8 @@ pub(super) struct State {
     fault: Mutex<Option<(Trigger, Fault)>>,
     /// Whether the next tensor that is dropped fails to be.
     drop_fails: AtomicBool,
+    /// Bits of an f64: by how much operations take longer than they would, minus 1.
+    delay: AtomicU64,
 }
 
 impl ProbeDevice {
@@ -98,6 +101,22 @@ impl ProbeDevice {
     pub fn heal(self) {
         self.state().drop_fails.store(false, Ordering::SeqCst);
         *locked(&self.state().fault) = None;
+    }
+
+    /// Every operation takes `factor` times its time from now on, the rest of it busy waiting; 1 is Flex's own pace.
+    pub fn slow_down(self, factor: f64) {
+        self.state().delay.store((factor - 1.0).to_bits(), Ordering::Relaxed);
+    }
+
+    /// Waits for as long as an operation that began at `start` is to take longer.
+    pub(super) fn delay(self, start: Instant) {
+        let delay = f64::from_bits(self.state().delay.load(Ordering::Relaxed));
+        if delay > 0.0 {
+            let end = Instant::now() + Duration::from_secs_f64(start.elapsed().as_secs_f64() * delay);
+            while Instant::now() < end {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     /// # Panics

@@ -1,8 +1,8 @@
 //! `Probe`: Flex with its insides in view, for tests of what a replica asks of its members.
 //!
 //! Every operation is Flex's own and gives Flex's bits. Beside it, a probe's device tells apart members whose results are
-//! equal, counts the tensors that are alive, records which operations ran and what they allocated, and fails when told
-//! to. An operation whose inputs are on different devices panics, as it would on accelerators.
+//! equal, counts the tensors that are alive, records which operations ran and what they allocated, and is slow or fails
+//! when told to. An operation whose inputs are on different devices panics, as it would on accelerators.
 
 mod call;
 mod device;
@@ -88,7 +88,7 @@ impl Member for Probe {
         op: ReduceOp,
         communicator: &MemberCommunicator,
     ) -> Result<Vec<Value<Self>>, CollectiveError> {
-        let mut call = Call::new("all_reduce");
+        let mut call = Call::waiting("all_reduce");
         let values = values.open(&mut call);
         call.run(|| <Flex as Member>::all_reduce(values, op, communicator))
     }
