@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use bonfire::{Replica, ReplicaDevice, ReplicaOptions, Spread};
+use bonfire::{Balance, Replica, ReplicaDevice, ReplicaOptions, Shares, Spread};
 use burn::{
     backend::Autodiff,
     optim::{AdamConfig, GradientsParams, Optimizer},
@@ -17,10 +17,14 @@ use burn::{
 };
 use burn_flex::{Flex, FlexDevice};
 
-use crate::subjects::Subject;
+use crate::{
+    probe::{Probe, ProbeDevice},
+    subjects::Subject,
+};
 
 pub type Plain = Autodiff<Flex>;
 pub type Replicated = Autodiff<Replica<Flex>>;
+pub type Probed = Autodiff<Replica<Probe>>;
 
 /// Runs one measurement and gives its seconds.
 pub type Contender = Box<dyn FnMut() -> f64>;
@@ -55,6 +59,24 @@ pub fn steps_on_members<S: Subject>(batch_size: usize) -> impl FnMut() {
     let options = ReplicaOptions { spread: Spread::OnHeavyOp { min_work: 1 }, ..Default::default() };
     let device = ReplicaDevice::with_options(vec![FlexDevice; 2], options).expect("members");
     trainer::<Replicated, S>(device, batch_size)
+}
+
+/// A replica of two members with a thread each, of which the second takes `factor` times as long for each operation.
+pub fn slowed<S: Subject>(
+    batch_size: usize,
+    factor: f64,
+    shares: Shares,
+    balance: Balance,
+    num_steps: usize,
+) -> Contender {
+    threads(1, 1, num_steps, move |_| {
+        let devices = ProbeDevice::fresh(2);
+        devices[1].slow_down(factor);
+        let (shares, balance) = (shares.clone(), balance.clone());
+        let options = ReplicaOptions { shares, balance, threads_per_member: Some(1), ..Default::default() };
+        let device = ReplicaDevice::with_options(devices, options).expect("members");
+        trainer::<Probed, S>(device, batch_size)
+    })
 }
 
 /// Seconds that the caller takes to enqueue one elementwise operation, per member.

@@ -7,10 +7,15 @@
 #![allow(unreachable_pub)]
 
 mod contenders;
+/// Flex whose devices can be slowed down; the tests use more of it.
+#[allow(dead_code, unused_imports)]
+#[path = "../../tests/replica/probe/mod.rs"]
+mod probe;
 mod rounds;
 mod subjects;
 
-use contenders::{Contender, controller, free_threads, plain, replica, steps_on_members};
+use bonfire::{Balance, Shares};
+use contenders::{Contender, controller, free_threads, plain, replica, slowed, steps_on_members};
 use rounds::{Goal, Rounds, print_value, resident_bytes};
 use subjects::{
     Autoencoder256, Cnn, Gru, LeNet28, Lstm, Mlp, NarrowResNet18, ResNet18, SmallGpt, Subject, Tiny, Transformer,
@@ -18,7 +23,7 @@ use subjects::{
 };
 
 /// `cargo bench --bench steps -- tiny` measures only the figures whose group has that word: cnn, mlp, tiny, controller,
-/// soak, resnet, transformer, gpt, lenet, unet, lstm, gru, vae, autoencoder.
+/// shares, soak, resnet, transformer, gpt, lenet, unet, lstm, gru, vae, autoencoder.
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |group: &str| wanted.is_empty() || wanted.iter().any(|word| group.contains(word.as_str()));
@@ -32,6 +37,9 @@ fn main() {
     if is_wanted("tiny") {
         let rounds = Rounds::measure(vec![plain::<Tiny>(4, 1, 200), replica::<Tiny>(4, 2, 1, 200)]);
         rounds.report("tiny MLP, batch 4: time on 2 members over plain", 1, 0, Goal::AtMost(1.1));
+    }
+    if is_wanted("shares") {
+        shares();
     }
     if is_wanted("controller") {
         let rounds = Rounds::measure(vec![controller(2)]);
@@ -82,6 +90,24 @@ fn soak(num_steps: usize) {
     (warm_up..num_steps).for_each(|_| step());
     let name = format!("soak: memory after {num_steps} steps over that after {warm_up}");
     print_value(&name, resident_bytes() / before, Goal::AtMost(1.02));
+}
+
+/// Shares by measured speed, with and without a member that is slow.
+fn shares() {
+    /// The first rounds, which do not count, have steps enough for `auto` to choose.
+    const NUM_STEPS: usize = 12;
+    let contender = |shares, balance, factor| slowed::<Cnn>(64, factor, shares, balance, NUM_STEPS);
+    let rounds = Rounds::measure(vec![
+        contender(Shares::Equal, Balance::Fixed, 2.0),
+        contender(Shares::Equal, Balance::Auto, 2.0),
+        contender(Shares::Weighted(vec![2, 1]), Balance::Fixed, 2.0),
+        contender(Shares::Equal, Balance::Fixed, 1.0),
+        contender(Shares::Equal, Balance::Auto, 1.0),
+    ]);
+    let name = "CNN, batch 64, 1 of 2 members slowed by 2";
+    rounds.report(&format!("{name}: rate with auto over equal shares"), 0, 1, Goal::AtLeast(1.25));
+    rounds.report(&format!("{name}: rate with auto over weights 2,1"), 2, 1, Goal::None);
+    rounds.report("CNN, batch 64, 2 members: time with auto over equal shares", 4, 3, Goal::AtMost(1.05));
 }
 
 /// One model at one batch size: on one member with all cores, and on two with a core each.

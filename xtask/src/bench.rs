@@ -13,13 +13,14 @@ use crate::shell::{command, output, root};
 const RESULTS: &str = "benches/RESULTS.md";
 
 /// Groups of figures.
-const GROUPS: [&str; 16] = [
+const GROUPS: [&str; 17] = [
     "collectives",
     "steps",
     "cnn",
     "mlp",
     "tiny",
     "controller",
+    "shares",
     "soak",
     "resnet",
     "transformer",
