@@ -5,7 +5,7 @@
 //! - `distributed`: [`Replica`] is a `DistributedBackend`, as `Autodiff` demands where Burn's feature of this name is on.
 //! - `ir`: [`Replica`] is a `BackendIr`: a server can offer it to another process, a router can hold it.
 //! - `ndarray`: `burn-ndarray` devices as members.
-//! - `serde`: [`ReplicaOptions`], [`ShareSchedule`] and [`RandomState`] can be read and written.
+//! - `serde`: [`ReplicaOptions`], [`ShareSchedule`], [`RandomState`] and [`MemoryReport`] can be read and written.
 //! - `wgpu`: WGPU devices as members, without Burn's fusion.
 
 #![forbid(unsafe_code)]

@@ -132,7 +132,7 @@ fn threads<F: FnMut() + 'static>(
 }
 
 /// One step: batch from the host, forward, loss, backward, Adam, and the loss read.
-fn trainer<B: AutodiffBackend, S: Subject>(device: B::Device, batch_size: usize) -> impl FnMut() {
+pub fn trainer<B: AutodiffBackend, S: Subject>(device: B::Device, batch_size: usize) -> impl FnMut() {
     let batch = S::batch(batch_size);
     let mut model = Some(S::init::<B>(&device));
     let mut optimizer = AdamConfig::new().init::<B, S::Model<B>>();

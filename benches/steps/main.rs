@@ -7,6 +7,7 @@
 #![allow(unreachable_pub)]
 
 mod contenders;
+mod memory;
 /// Flex whose devices can be slowed down; the tests use more of it.
 #[allow(dead_code, unused_imports)]
 #[path = "../../tests/replica/probe/mod.rs"]
@@ -23,7 +24,7 @@ use subjects::{
 };
 
 /// `cargo bench --bench steps -- tiny` measures only the figures whose group has that word: cnn, mlp, tiny, controller,
-/// shares, soak, resnet, transformer, gpt, lenet, unet, lstm, gru, vae, autoencoder.
+/// memory, shares, soak, resnet, transformer, gpt, lenet, unet, lstm, gru, vae, autoencoder.
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |group: &str| wanted.is_empty() || wanted.iter().any(|word| group.contains(word.as_str()));
@@ -78,6 +79,9 @@ fn main() {
     }
     if is_wanted("autoencoder") {
         compare::<Autoencoder256>("autoencoder, batch 64", 64, one, Goal::None);
+    }
+    if is_wanted("memory") {
+        memory::report();
     }
 }
 

@@ -6,6 +6,7 @@ mod cases;
 mod equality;
 mod faults;
 mod ir;
+mod memory;
 mod models;
 mod operations;
 mod placements;

@@ -13,13 +13,14 @@ use crate::shell::{command, output, root};
 const RESULTS: &str = "benches/RESULTS.md";
 
 /// Groups of figures.
-const GROUPS: [&str; 17] = [
+const GROUPS: [&str; 18] = [
     "collectives",
     "steps",
     "cnn",
     "mlp",
     "tiny",
     "controller",
+    "memory",
     "shares",
     "soak",
     "resnet",
@@ -49,6 +50,7 @@ struct Figure {
     name: String,
     ratio: Option<f64>,
     micros: Option<f64>,
+    mib: Option<f64>,
     low: Option<f64>,
     high: Option<f64>,
     /// A number or, for goals of several units, a text.
@@ -110,11 +112,12 @@ fn measure(arguments: &[&str]) -> Result<Vec<Figure>> {
 fn table(title: &str, figures: &[Figure]) -> String {
     let mut text = format!("\n## {title}\n\n| figure | median | 95 % interval | goal | met |\n|---|---|---|---|---|\n");
     for figure in figures {
-        let value = match (figure.ratio, figure.micros) {
-            (Some(ratio), Some(micros)) => format!("{ratio:.2} ({micros:.1} us)"),
-            (Some(ratio), None) => format!("{ratio:.2}"),
-            (None, Some(micros)) => format!("{micros:.2} us"),
-            (None, None) => "none".into(),
+        let value = match (figure.ratio, figure.micros, figure.mib) {
+            (Some(ratio), _, Some(mib)) => format!("{ratio:.3} ({mib:.2} MiB)"),
+            (Some(ratio), Some(micros), None) => format!("{ratio:.2} ({micros:.1} us)"),
+            (Some(ratio), None, None) => format!("{ratio:.2}"),
+            (None, Some(micros), _) => format!("{micros:.2} us"),
+            (None, None, _) => "none".into(),
         };
         let interval = match (figure.low, figure.high) {
             (Some(low), Some(high)) => format!("{low:.2} to {high:.2}"),
@@ -140,12 +143,14 @@ mod tests {
             r#"{"name":"a","ratio":1.25,"micros":3.0,"rounds":30,"goal":"1.5 x memcpy","ok":true}"#,
             r#"{"name":"b","ratio":0.9,"low":0.8,"high":0.95,"goal":0.92,"ok":false,"rounds":30,"millis":5.0}"#,
             r#"{"name":"c","micros":0.9,"low":0.8,"high":1.0,"goal":null,"ok":true,"rounds":30}"#,
+            r#"{"name":"d","ratio":0.5,"mib":12.25,"goal":0.525,"ok":true}"#,
         ];
         let figures: Vec<Figure> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
         let text = table("today", &figures);
         assert!(text.contains("| a | 1.25 (3.0 us) |  | 1.5 x memcpy | yes |"), "{text}");
         assert!(text.contains("| b | 0.90 | 0.80 to 0.95 | 0.92 | no |"), "{text}");
         assert!(text.contains("| c | 0.90 us | 0.80 to 1.00 |  |  |"), "{text}");
+        assert!(text.contains("| d | 0.500 (12.25 MiB) |  | 0.525 | yes |"), "{text}");
     }
 
     #[test]

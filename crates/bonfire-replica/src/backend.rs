@@ -126,7 +126,7 @@ impl<B: Member> Backend for Replica<B> {
 /// # Errors
 ///
 /// The group's first cause, if it is broken.
-fn run_on_all<B: Member>(
+pub(crate) fn run_on_all<B: Member>(
     device: &ReplicaDevice<B>,
     operation: &'static str,
     body: impl Fn(&MemberContext<B>) + Send + Sync + 'static,

@@ -12,6 +12,7 @@ use crate::{
     balance::Cost,
     expand,
     group::{MemberContext, Order, Task},
+    memory::{self, MemoryKind, Step},
     operands::{Distance, Inputs, Outputs},
     redistribute::{Scope, Source},
     tensor::{Parts, Reading, Storage, Sum, Tensor},
@@ -257,14 +258,16 @@ where
 {
     let is_statistic = gives_statistic(&rule.op, &inputs);
     let (reply, replies) = known.is_none().then(|| bounded(1)).unzip();
-    let parts: Vec<_> = plan.outputs.iter().map(|_| Parts::new(device.num_members())).collect();
     let order = device.group.order();
     form_sums(&order, &call, &inputs, &plan);
+    let operands = memory_operands(&inputs, &plan);
+    let kinds = plan.outputs.iter().map(|output| memory_kind(&call, rule, &operands, output));
+    let parts: Vec<_> = kinds.map(|kind| Parts::new(&device.group.memory, kind)).collect();
     let task = OpTask::<B, _> {
         name: call.name,
         idle: idle_members(&plan, device.num_members()),
         inputs: plan.inputs.clone(),
-        sources: sources(&order, inputs, plan.inputs, rule.is_elementwise),
+        sources: sources(&order, &call, inputs, plan.inputs, rule.is_elementwise),
         targets: parts.clone(),
         placements: plan.outputs.clone(),
         outputs: known.clone(),
@@ -385,6 +388,40 @@ fn gives_statistic<B: Member>(op: &Op, inputs: &[Option<Tensor<B>>]) -> bool {
     is_reduction || inputs.iter().flatten().all(is_statistic)
 }
 
+/// The inputs as far as they say what outputs are used for: what the members share is told from its placement alone.
+fn memory_operands<B: Member>(inputs: &[Option<Tensor<B>>], plan: &Plan) -> Vec<memory::Operand> {
+    if plan.outputs.iter().all(|placement| matches!(placement, Placement::Shard { .. })) {
+        return Vec::new();
+    }
+    let mut placements = plan.inputs.iter();
+    let operands = inputs.iter().flatten().map(|input| {
+        // Zeros are a sum only beside one.
+        let is_sum = matches!(placements.next(), Some(Placement::Partial { .. })) && !input.storage.is_zero_fill();
+        let is_last = Arc::strong_count(&input.storage) == 1;
+        memory::Operand { kind: input.storage.memory_kind(), is_sum, is_last }
+    });
+    operands.collect()
+}
+
+/// What an output will be used for, as far as the operation tells.
+fn memory_kind(call: &Call, rule: &Rule, operands: &[memory::Operand], output: &Placement) -> MemoryKind {
+    match output {
+        Placement::Shard { .. } | Placement::Partial { op: PartialOp::Max | PartialOp::Min } => MemoryKind::Activations,
+        Placement::Partial { op: PartialOp::Sum } => {
+            memory::of_sum(matches!(rule.op, Op::Reduce { .. } | Op::ReduceAll { .. }), operands)
+        }
+        Placement::Local | Placement::Fill | Placement::Replicate => {
+            let step = match rule.op {
+                Op::Reshape { .. } | Op::Permute { .. } | Op::Expand { .. } | Op::Narrow { .. } => Step::View,
+                _ if call.name == "float_sub" => Step::Difference,
+                _ if rule.is_elementwise => Step::Elementwise,
+                _ => Step::Other,
+            };
+            memory::of_whole(step, operands)
+        }
+    }
+}
+
 /// Forms the sums that the plan needs as values. What meets something sharded (batch statistics), or enters a product, is
 /// formed alone; any other operation on whole values (an optimizer, a norm to clip by) brings all that the calling thread
 /// has pending.
@@ -399,10 +436,14 @@ fn form_sums<B: Member>(order: &Order<B>, call: &Call, inputs: &[Option<Tensor<B
 
 fn sources<B: Member>(
     order: &Order<B>,
+    call: &Call,
     inputs: Vec<Option<Tensor<B>>>,
     placements: Vec<Placement>,
     is_elementwise: bool,
 ) -> Vec<Option<Source<B>>> {
+    // The masks of an attention are none.
+    let is_shared = placements.iter().any(|placement| matches!(placement, Placement::Shard { .. }));
+    let has_parameters = is_shared && call.work > 0 && call.name != "attention";
     let mut placements = placements.into_iter();
     let mut earlier: Vec<*const Storage<B>> = Vec::with_capacity(inputs.len());
     let mut sources = Vec::with_capacity(inputs.len());
@@ -413,7 +454,11 @@ fn sources<B: Member>(
             // move that the second one asks for, since moves run before the operation.
             let moving = if earlier.contains(&storage) { Reading::Share } else { Reading::Take };
             earlier.push(storage);
-            let source = order.source(input, &placements.next().unwrap_or(Placement::Replicate), moving);
+            let placement = placements.next().unwrap_or(Placement::Replicate);
+            let source = order.source(input, &placement, moving);
+            if has_parameters && placement == Placement::Replicate {
+                source.note_parameter();
+            }
             // A second operand is broadcast by the operation itself.
             if is_elementwise && index > 0 { source.viewed() } else { source }
         }));
@@ -482,7 +527,7 @@ where
             let _ = reply.send((member.rank, told.collect()));
         }
         for (index, (result, target)) in results.into_iter().zip(&self.targets).enumerate() {
-            target.set(member.rank, self.checked(index, result, member.rank));
+            target.set(member, self.checked(index, result, member.rank));
         }
         Ok(())
     }

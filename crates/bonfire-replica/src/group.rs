@@ -21,6 +21,7 @@ use crate::{
     Member, RandomState, ReplicaError, ReplicaOptions, allocator,
     balance::{Balancer, Cost, Meter},
     member::MemberCommunicator,
+    memory::{MemberAccount, Memory},
     pending::PendingSums,
 };
 
@@ -45,6 +46,7 @@ pub(crate) struct MemberContext<B: Member> {
     pub(crate) rank: usize,
     pub(crate) device: B::Device,
     pub(crate) communicator: MemberCommunicator,
+    pub(crate) account: MemberAccount,
     /// `None` where nothing is measured.
     pub(crate) meter: Option<Meter>,
 }
@@ -66,6 +68,7 @@ pub(crate) struct Group<B: Member> {
     num_enqueued: AtomicU64,
     num_synced: AtomicU64,
     pub(crate) pending: PendingSums<B>,
+    pub(crate) memory: Arc<Memory>,
     /// Of draws from counters.
     random: Mutex<RandomState>,
     /// Dtypes of indices, which the inner backend chooses itself, by operation and input.
@@ -122,6 +125,7 @@ impl<B: Member> Group<B> {
             queued_bytes: QueuedBytes::default(),
         });
         let balancer = Balancer::new(&options, num_members.get());
+        let memory = Memory::new(devices.len());
         let mut queues = Vec::with_capacity(devices.len());
         let mut counts = None;
         let communicators = ThreadCommunicator::group(num_members, options.timeout);
@@ -131,7 +135,13 @@ impl<B: Member> Group<B> {
             counts.get_or_insert_with(|| communicator.counts());
             let meter = balancer.as_ref().and_then(|balancer| balancer.meter(rank));
             let worker = Worker {
-                context: MemberContext { rank, device, communicator, meter },
+                context: MemberContext {
+                    rank,
+                    device,
+                    communicator,
+                    account: MemberAccount::new(memory.clone(), rank),
+                    meter,
+                },
                 tasks,
                 state: state.clone(),
                 num_threads,
@@ -154,6 +164,7 @@ impl<B: Member> Group<B> {
             num_enqueued: AtomicU64::new(0),
             num_synced: AtomicU64::new(0),
             pending: PendingSums::default(),
+            memory,
             random: Mutex::default(),
             index_dtypes: Mutex::new(HashMap::new()),
         })
@@ -483,6 +494,7 @@ impl<B: Member> Worker<B> {
                 Some(meter) => meter.run(&*task, &self.context),
             });
         }
+        self.context.account.end_task();
         // Only now, since the caller who waits for the task's reply must find the cause when the reply's channel ends.
         self.attempt(operation, || {
             drop(task);

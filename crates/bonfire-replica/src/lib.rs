@@ -26,6 +26,7 @@
 //! | `pending` | sums that are not formed yet |
 //! | `member` | what a backend does to be a member |
 //! | `distributed` | where Burn's own data parallelism is turned on, behind a feature |
+//! | `memory` | what members hold, by kind |
 //! | `ir` | handles of Burn's intermediate representation, behind a feature |
 //!
 //! # Feature flags
@@ -33,7 +34,7 @@
 //! - `distributed`: [`Replica`] is a `DistributedBackend`, as `Autodiff` demands where Burn's feature of this name is on.
 //! - `ir`: [`Replica`] is a `BackendIr`: a server can offer it to another process, a router can hold it.
 //! - `ndarray`: `burn-ndarray` devices as members.
-//! - `serde`: [`ReplicaOptions`], [`ShareSchedule`] and [`RandomState`] can be read and written.
+//! - `serde`: [`ReplicaOptions`], [`ShareSchedule`], [`RandomState`] and [`MemoryReport`] can be read and written.
 //! - `wgpu`: WGPU devices as members, without Burn's fusion.
 
 #![forbid(unsafe_code)]
@@ -51,6 +52,7 @@ mod group;
 #[cfg(feature = "ir")]
 mod ir;
 mod member;
+mod memory;
 mod operands;
 mod ops;
 mod options;
@@ -67,6 +69,7 @@ pub use bonfire_placement::{Lengths, Placement, ShareChange, ShareSchedule, Shar
 pub use device::ReplicaDevice;
 pub use error::ReplicaError;
 pub use member::{Member, MemberCommunicator};
+pub use memory::{Buffer, BytesByKind, HomeMemory, MemberMemory, MemoryReport};
 pub use options::{Balance, Environment, RandomMode, ReplicaOptions, Spread};
 pub use random::RandomState;
 pub use tensor::ReplicaTensor;

@@ -5,7 +5,7 @@ use bonfire_collectives::{
 };
 use burn_backend::{Backend, BoolStore, DType, Device, DeviceId, TensorData, read_sync};
 
-use crate::value::Value;
+use crate::{memory::Buffer, value::Value};
 
 /// The communicator that joins the members of one [`ReplicaDevice`](crate::ReplicaDevice): one rank per member.
 pub type MemberCommunicator = Counting<ThreadCommunicator>;
@@ -37,6 +37,11 @@ pub trait Member: Backend {
         }
         let make = value.maker();
         make(read(value), device)
+    }
+
+    /// The memory that holds `value`, so that tensors which share a buffer are counted once.
+    fn buffer(value: &Value<Self>) -> Buffer {
+        Buffer::own(value.shape().num_elements() * value.dtype().size())
     }
 
     /// What a member sums along `dim`, in a form that the backend sums rightly.
@@ -108,6 +113,19 @@ mod flex {
                 Value::Int(tensor) => Value::Int(own(tensor)),
                 Value::Bool(tensor) => Value::Bool(own(tensor)),
                 Value::Quantized(_) => value,
+            }
+        }
+
+        fn buffer(value: &Value<Self>) -> Buffer {
+            let (tensor, num_scales) = match value {
+                Value::Float(tensor) | Value::Int(tensor) | Value::Bool(tensor) => (tensor, 0),
+                Value::Quantized(quantized) => (quantized.tensor(), quantized.scales().len()),
+            };
+            let bytes = tensor.bytes();
+            match bytes.len() + num_scales * size_of::<f32>() {
+                // Empty buffers have no address of their own.
+                0 => Buffer::own(0),
+                num_bytes => Buffer::shared(bytes.as_ptr().addr(), num_bytes),
             }
         }
 

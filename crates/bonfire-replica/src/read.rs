@@ -42,7 +42,7 @@ pub(crate) async fn into_data<B: Member, K: Kind<B>>(
         own => own.clone(),
     };
     let order = device.group.order();
-    order.form_sums(std::iter::once(&tensor.storage), Scope::These);
+    order.form_sums(std::iter::once(&tensor.storage), Scope::Read);
     let (sender, receiver) = bounded(device.num_members());
     order.enqueue(Arc::new(ReadTask {
         source: order.source(tensor, &placement, Reading::Take),

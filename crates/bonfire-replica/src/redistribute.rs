@@ -10,6 +10,7 @@ use crate::{
     Member,
     balance::Cost,
     group::{MemberContext, Order, Task},
+    memory::MemoryKind,
     random::Draw,
     tensor::{Fill, Origin, Parts, Reading, Storage, Tensor},
     value::Value,
@@ -55,11 +56,20 @@ impl<B: Member> Source<B> {
         self
     }
 
+    /// What a product uses whole, beside what the members share, is a parameter.
+    pub(crate) fn note_parameter(&self) {
+        if let Source::Parts { parts, .. } = self
+            && parts.kind().may_be_parameter()
+        {
+            parts.set_kind(MemoryKind::Parameters);
+        }
+    }
+
     pub(crate) fn fetch(&self, member: &MemberContext<B>) -> Value<B> {
         match self {
-            Source::Parts { parts, reading, expansion: None } => parts.read(member.rank, *reading),
+            Source::Parts { parts, reading, expansion: None } => parts.read(member, *reading),
             Source::Parts { parts, reading, expansion: Some(expansion) } => {
-                let stored = parts.read(member.rank, *reading);
+                let stored = parts.read(member, *reading);
                 let view = stored.expanded(expansion.to.local_shape(member.rank));
                 if expansion.is_view { view } else { B::move_to(view, &member.device) }
             }
@@ -93,7 +103,7 @@ impl<B: Member> Order<'_, B> {
         if let Some(parts) = storage.form(placement) {
             return parts;
         }
-        let parts = Parts::new(self.group.num_members());
+        let parts = Parts::new(&self.group.memory, storage.form_kind(placement));
         // A replicated form is the cheapest to start from: slicing it moves nothing.
         let replicated = storage.form(&Placement::Replicate).map(|parts| (Placement::Replicate, parts));
         let own = || storage.form(&storage.placement).map(|parts| (storage.placement.clone(), parts));
@@ -118,6 +128,7 @@ impl<B: Member> Order<'_, B> {
         };
         self.enqueue(task);
         storage.keep_form(placement.clone(), parts.clone());
+        storage.count_home(&self.group.memory);
         parts
     }
 }
@@ -125,8 +136,10 @@ impl<B: Member> Order<'_, B> {
 /// Which sums are formed together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Only those that are asked for: batch statistics, a value that is read.
+    /// Only those that are asked for, by what uses them beside something sharded: batch statistics.
     These,
+    /// Only those that are asked for, to be read.
+    Read,
     /// All that the calling thread has pending: the first gradient that an optimizer reads brings all others.
     AllPending,
 }
@@ -148,21 +161,28 @@ impl<B: Member> Order<'_, B> {
             return;
         }
         let open = || storages.iter().filter(|storage| storage.is_open()).filter_map(|storage| storage.as_sum());
+        let mut with_gradients = scope == Scope::Read;
         if scope == Scope::AllPending && open().next().is_some() {
             let pending = &self.group.pending;
-            let others = pending.take_early(open()).unwrap_or_else(|| pending.take());
+            let others = pending.take_early(open()).unwrap_or_else(|| {
+                with_gradients = true;
+                pending.take()
+            });
             storages.extend(others.into_iter().filter(|storage| storage.is_open()));
         }
         let is_gradient =
             |storage: &Arc<Storage<B>>| storage.is_open() && storage.as_sum().is_some_and(|sum| !sum.is_statistic());
         let ends_step = scope == Scope::AllPending && storages.iter().any(is_gradient);
-        let num_members = self.group.num_members();
         let mut sums = Vec::with_capacity(storages.len());
         for storage in &storages {
             // Another thread may have read the value before: then it has been summed already.
             if storage.form(&Placement::Replicate).is_none() {
                 let (source, reading) = storage.parts_to_sum();
-                let target = Parts::new(num_members);
+                // What an optimizer has formed, or a reader, is a gradient, though that of a scale looks like a statistic;
+                // a loss is none.
+                let is_gradient = with_gradients && storage.shape.num_elements() > 1;
+                let kind = if is_gradient { MemoryKind::Gradients } else { source.kind() };
+                let target = Parts::new(&self.group.memory, kind);
                 storage.keep_form(Placement::Replicate, target.clone());
                 sums.push(PartsToSum { source, reading, target });
             }
@@ -198,10 +218,10 @@ impl<B: Member> Task<B> for SumTask<B> {
     }
 
     fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
-        let parts = self.sums.iter().map(|sum| sum.source.read(member.rank, sum.reading)).collect();
+        let parts = self.sums.iter().map(|sum| sum.source.read(member, sum.reading)).collect();
         let values = B::all_reduce(parts, ReduceOp::Sum, &member.communicator)?;
         for (sum, value) in self.sums.iter().zip(values) {
-            sum.target.set(member.rank, value);
+            sum.target.set(member, value);
         }
         Ok(())
     }
@@ -242,7 +262,7 @@ impl<B: Member> Task<B> for SpreadTask<B> {
     fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
         let piece = self.pieces[member.rank].lock().unwrap_or_else(PoisonError::into_inner).take();
         let piece = piece.expect("each member takes its piece once");
-        self.target.set(member.rank, B::move_to(piece, &member.device));
+        self.target.set(member, B::move_to(piece, &member.device));
         Ok(())
     }
 
@@ -275,7 +295,7 @@ impl<B: Member> Task<B> for DrawTask<B> {
 
     fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
         let part = self.draw.part(&self.shape, &self.placement, member.rank, &member.device);
-        self.target.set(member.rank, part);
+        self.target.set(member, part);
         Ok(())
     }
 }
@@ -318,7 +338,7 @@ impl<B: Member> Task<B> for RedistributeTask<B> {
     }
 
     fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {
-        let part = self.source.read(member.rank, self.reading);
+        let part = self.source.read(member, self.reading);
         let value = match (&self.from, self.how) {
             (Placement::Shard { dim, .. }, Redistribution::AllGather | Redistribution::AllToAll) => {
                 self.join(part, *dim, member)?
@@ -330,7 +350,7 @@ impl<B: Member> Task<B> for RedistributeTask<B> {
             (Placement::Replicate, Redistribution::Slice) => self.own(part, member.rank),
             (from, how) => panic!("{how:?} from {from} to {}: no such move", self.to),
         };
-        self.target.set(member.rank, B::move_to(value, &member.device));
+        self.target.set(member, B::move_to(value, &member.device));
         Ok(())
     }
 }

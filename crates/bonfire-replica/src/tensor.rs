@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
     thread::{self, ThreadId},
 };
@@ -15,6 +15,8 @@ use burn_backend::{DType, Distribution, QTensorPrimitive, Scalar, Shape, TensorM
 
 use crate::{
     Member, RandomMode, ReplicaDevice,
+    group::MemberContext,
+    memory::{Buffer, HomeValue, Memory, MemoryKind},
     operands::Distance,
     random::{Draw, Law},
     value::{Full, Kind, Quantized, Value},
@@ -296,6 +298,8 @@ pub(crate) struct Storage<B: Member> {
     fill: Option<Fill<B>>,
     /// Of `Local` tensors.
     home: Option<Home<B>>,
+    /// Counts `home` once the tensor has other forms too.
+    home_value: OnceLock<HomeValue>,
     /// The parts in each placement the tensor was needed in. Changed only by who holds the group's order.
     forms: Mutex<Vec<(Placement, Arc<Parts<B>>)>>,
     /// Of a sum in parts.
@@ -416,7 +420,8 @@ impl<B: Member> Storage<B> {
     }
 
     fn empty(placement: Placement, shape: Shape, dtype: DType) -> Self {
-        Self { shape, dtype, placement, fill: None, home: None, forms: Mutex::new(Vec::new()), sum: None }
+        let (forms, home_value) = (Mutex::new(Vec::new()), OnceLock::new());
+        Self { shape, dtype, placement, fill: None, home: None, home_value, forms, sum: None }
     }
 
     /// A second handle may form the same sum.
@@ -495,6 +500,34 @@ impl<B: Member> Storage<B> {
         forms.iter().find(|(known, _)| known == placement).map(|(_, parts)| parts.clone())
     }
 
+    /// What the values are used for.
+    pub(crate) fn memory_kind(&self) -> MemoryKind {
+        match self.placement {
+            Placement::Fill => MemoryKind::Other,
+            Placement::Shard { .. } => MemoryKind::Activations,
+            Placement::Local | Placement::Replicate | Placement::Partial { .. } => {
+                let form = self.form(&Placement::Replicate).or_else(|| self.form(&self.placement));
+                form.map_or(MemoryKind::Other, |parts| parts.kind())
+            }
+        }
+    }
+
+    /// What another form of the values is used for.
+    pub(crate) fn form_kind(&self, placement: &Placement) -> MemoryKind {
+        match (placement, &self.placement) {
+            (Placement::Shard { .. }, _) => MemoryKind::Activations,
+            (_, Placement::Local) => MemoryKind::Other,
+            _ => self.memory_kind(),
+        }
+    }
+
+    /// Counts the value at home, which stays there beside the forms that the members have.
+    pub(crate) fn count_home(&self, memory: &Arc<Memory>) {
+        if let Some(Origin::Value(value)) = self.origin() {
+            self.home_value.get_or_init(|| memory.hold_home(B::buffer(value)));
+        }
+    }
+
     pub(crate) fn keep_form(&self, placement: Placement, parts: Arc<Parts<B>>) {
         /// Where shares change, a tensor that lives on is asked for in other lengths each time.
         const MAX_SHARDED: usize = 4;
@@ -512,7 +545,17 @@ impl<B: Member> Storage<B> {
 
 /// One value per member, each put in and taken out by that member's own tasks.
 pub(crate) struct Parts<B: Member> {
-    slots: Box<[Mutex<Option<Value<B>>>]>,
+    slots: Box<[Mutex<Option<Held<B>>>]>,
+    /// A [`MemoryKind`].
+    kind: AtomicU8,
+    memory: Arc<Memory>,
+}
+
+/// A value, and as what it was counted.
+struct Held<B: Member> {
+    value: Value<B>,
+    buffer: Buffer,
+    kind: MemoryKind,
 }
 
 impl<B: Member> Parts<B> {
@@ -520,21 +563,56 @@ impl<B: Member> Parts<B> {
         self.slots.len()
     }
 
-    pub(crate) fn new(num_members: usize) -> Arc<Self> {
-        Arc::new(Self { slots: (0..num_members).map(|_| Mutex::new(None)).collect() })
+    pub(crate) fn new(memory: &Arc<Memory>, kind: MemoryKind) -> Arc<Self> {
+        let slots = (0..memory.num_members()).map(|_| Mutex::new(None)).collect();
+        Arc::new(Self { slots, kind: AtomicU8::new(kind as u8), memory: memory.clone() })
     }
 
-    pub(crate) fn set(&self, rank: usize, value: Value<B>) {
-        *self.slots[rank].lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+    pub(crate) fn kind(&self) -> MemoryKind {
+        MemoryKind::of_index(self.kind.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn read(&self, rank: usize, reading: Reading) -> Value<B> {
-        let mut slot = self.slots[rank].lock().unwrap_or_else(PoisonError::into_inner);
-        match reading {
-            Reading::Share => slot.clone(),
-            Reading::Take => slot.take(),
+    /// Counts the values as `kind`, those that are there and those to come.
+    pub(crate) fn set_kind(&self, kind: MemoryKind) {
+        // A member that puts its value in now reads the kind within the slot's lock: it finds the new one, or is found.
+        self.kind.store(kind as u8, Ordering::Relaxed);
+        for (rank, slot) in self.slots.iter().enumerate() {
+            if let Some(held) = &mut *slot.lock().unwrap_or_else(PoisonError::into_inner) {
+                self.memory.relabel(rank, held.buffer, std::mem::replace(&mut held.kind, kind), kind);
+            }
         }
-        .expect("an earlier task of this member put the value in, and no task reads it after the one that takes it")
+    }
+
+    pub(crate) fn set(&self, member: &MemberContext<B>, value: Value<B>) {
+        let buffer = B::buffer(&value);
+        let mut slot = self.slots[member.rank].lock().unwrap_or_else(PoisonError::into_inner);
+        let kind = self.kind();
+        self.memory.hold(member.rank, buffer, kind);
+        *slot = Some(Held { value, buffer, kind });
+    }
+
+    pub(crate) fn read(&self, member: &MemberContext<B>, reading: Reading) -> Value<B> {
+        let mut slot = self.slots[member.rank].lock().unwrap_or_else(PoisonError::into_inner);
+        let value = match reading {
+            Reading::Share => slot.as_ref().map(|held| held.value.clone()),
+            Reading::Take => slot.take().map(|Held { value, buffer, kind }| {
+                member.account.take(buffer, kind);
+                value
+            }),
+        };
+        value
+            .expect("an earlier task of this member put the value in, and no task reads it after the one that takes it")
+    }
+}
+
+impl<B: Member> Drop for Parts<B> {
+    fn drop(&mut self) {
+        for (rank, slot) in self.slots.iter_mut().enumerate() {
+            if let Some(held) = slot.get_mut().unwrap_or_else(PoisonError::into_inner) {
+                // Before the value goes: then its address may belong to another one.
+                self.memory.release(rank, held.buffer, held.kind);
+            }
+        }
     }
 }
 

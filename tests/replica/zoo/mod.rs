@@ -13,4 +13,4 @@ mod parity;
 mod reinforcement;
 mod sequences;
 
-mod text;
+pub mod text;

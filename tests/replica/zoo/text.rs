@@ -21,7 +21,7 @@ use super::{
 const EPSILON: f32 = 1e-4;
 
 const VOCABULARY: u64 = 20;
-const CONFIG: TextConfig = TextConfig {
+pub const CONFIG: TextConfig = TextConfig {
     vocabulary: VOCABULARY as usize,
     max_length: 12,
     width: 16,
@@ -31,7 +31,7 @@ const CONFIG: TextConfig = TextConfig {
 };
 
 /// `[batch, 8]`, of which each text fills one to eight.
-fn texts<B: Backend>(seed: u64, batch_size: usize, device: &B::Device) -> Tensor<B, 2, Int> {
+pub fn texts<B: Backend>(seed: u64, batch_size: usize, device: &B::Device) -> Tensor<B, 2, Int> {
     let tokens = ints::<B, 2>(seed, [batch_size, 8], VOCABULARY - 1, device) + 1;
     let lengths = ints::<B, 2>(seed + 1, [batch_size, 1], 8, device) + 1;
     let positions = Tensor::arange(0..8, device).reshape([1, 8]);
