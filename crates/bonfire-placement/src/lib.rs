@@ -65,5 +65,5 @@ pub use error::PlacementError;
 pub use lengths::{Lengths, Shares};
 pub use placement::{PartialOp, Placement};
 pub use redistribute::{Redistribution, redistribute};
-pub use rules::{Op, Operand, Plan, Reduction, Role, Yield, reshape_stored};
+pub use rules::{Cut, Op, Operand, Plan, Reduction, Role, Yield, reshape_stored};
 pub use schedule::{ShareChange, ShareSchedule};

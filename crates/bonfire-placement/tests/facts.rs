@@ -112,12 +112,14 @@ fn merging_batch_and_time_and_splitting_them_again_keeps_the_batch_sharded() {
             (Op::Reshape { to: vec![5, 4, 6] }, &[5, 4, 6], shard(0, [3, 2])),
         ],
     );
-    // Rows of the merged dim that do not end on whole sequences cannot be split again.
+    // Rows of the merged dim that do not end on whole sequences are exchanged for some that do.
     let split = plan(&Op::Reshape { to: vec![5, 4, 6] }, &[(&shard(0, [10, 10]), &[20, 6])]);
-    assert_eq!(split, (vec![AllGather], vec![Placement::Replicate]));
+    assert_eq!(split, (vec![AllToAll], vec![shard(0, [3, 2])]));
     // The inner of two merged dims is scattered over the rows of the outer.
     let inner = plan(&Op::Reshape { to: vec![20, 6] }, &[(&shard(1, [2, 2]), &[5, 4, 6])]);
-    assert_eq!(inner, (vec![AllGather], vec![Placement::Replicate]));
+    assert_eq!(inner, (vec![AllToAll], vec![shard(0, [12, 8])]));
+    let nothing_in_common = plan(&Op::Reshape { to: vec![5, 4] }, &[(&shard(0, [2, 2]), &[4, 5])]);
+    assert_eq!(nothing_in_common, (vec![AllGather], vec![Placement::Replicate]));
 }
 
 #[test]
@@ -285,7 +287,10 @@ fn the_largest_shard_stays_and_the_others_come_to_it() {
     let second_best = plan(&blocked, &[(&cols, &[5, 4]), (&rows, &[5, 2])]);
     assert_eq!(second_best, (vec![AllToAll, Keep], vec![rows.clone()]));
     let nothing_shared = plan(&blocked, &[(&cols, &[5, 4]), (&Placement::Local, &[5, 2])]);
-    assert_eq!(nothing_shared, (vec![AllGather, Spread], vec![Placement::Replicate]));
+    assert_eq!(nothing_shared, (vec![AllToAll, Spread], vec![rows.clone()]));
+    // No other dim has two rows.
+    let alone = plan(&blocked, &[(&cols, &[1, 4]), (&Placement::Local, &[1, 2])]);
+    assert_eq!(alone, (vec![AllGather, Spread], vec![Placement::Replicate]));
     let batched = Op::Batched { dims: vec![0, 1], roles: vec![Role::Split; 2], outputs: vec![Yield::Split] };
     let split = plan(&batched, &[(&shard(1, [2, 2]), &[1, 4, 3]), (&shard(0, [3, 2]), &[5, 4, 3])]);
     assert_eq!(split, (vec![AllGather, Keep], vec![rows]));
@@ -296,7 +301,7 @@ fn a_dim_that_does_not_line_up_in_all_operands_is_not_shared() {
     let rows = shard(0, [3, 2]);
     // A gather whose indices are fewer, asked for without blocking the dim.
     let fewer = plan(&elementwise(), &[(&rows, &[5, 4]), (&Placement::Replicate, &[3, 4])]);
-    assert_eq!(fewer, (vec![AllGather, Keep], vec![Placement::Replicate]));
+    assert_eq!(fewer, (vec![AllToAll, Slice], vec![shard(1, [2, 2])]));
     let batched =
         |dims: &[usize]| Op::Batched { dims: dims.to_vec(), roles: vec![Role::Split; 2], outputs: vec![Yield::Sum] };
     let unlike = plan(&batched(&[0]), &[(&rows, &[5, 4]), (&Placement::Replicate, &[3, 4])]);

@@ -50,11 +50,14 @@ pub(crate) struct Rule {
     linearity: Linearity,
     /// Whether each element of the output is made of the elements that broadcasting puts beside each other.
     is_elementwise: bool,
+    /// Where the first input, zeros that lie nowhere, is taken to be.
+    following: Option<Placement>,
 }
 
 impl Rule {
     pub(crate) fn new(op: Op) -> Self {
-        Self { op, num_planned: usize::MAX, linearity: Linearity::Nonlinear, is_elementwise: false }
+        let linearity = Linearity::Nonlinear;
+        Self { op, num_planned: usize::MAX, linearity, is_elementwise: false, following: None }
     }
 
     /// Of an operation whose members compute their own elements.
@@ -69,6 +72,11 @@ impl Rule {
 
     pub(crate) fn linear(self) -> Self {
         Self { linearity: Linearity::Linear, ..self }
+    }
+
+    /// Of an operation that is shared as its first input is, which is zeros: they take this placement, if any.
+    pub(crate) fn following(self, placement: Option<Placement>) -> Self {
+        Self { following: placement, ..self }
     }
 
     pub(crate) fn linear_in(self, index: usize) -> Self {
@@ -227,7 +235,8 @@ where
     let plan = plan(call.name, &rule, &inputs, device);
     let is_spread = inputs.iter().flatten().any(|input| input.storage.placement.is_spread());
     let is_split = plan.outputs.iter().any(|placement| !matches!(placement, Placement::Replicate));
-    let mut outputs = if is_spread || is_split && worth_spreading(&call, device) {
+    let is_worth_it = || rule.following.is_some() || worth_spreading(&call, device);
+    let mut outputs = if is_spread || is_split && is_worth_it() {
         apply_spread::<B, I, O>(call, &rule, inputs, known, plan, device, body)
     } else {
         let values = inputs.into_iter().map(|input| input.map(Tensor::into_home)).collect();
@@ -349,12 +358,15 @@ fn plan<B: Member>(name: &'static str, rule: &Rule, inputs: &[Option<Tensor<B>>]
     if let Some(plan) = linear_plan(rule.linearity, inputs) {
         return plan;
     }
-    let operands: Vec<Operand> = inputs
+    let mut operands: Vec<Operand> = inputs
         .iter()
         .take(rule.num_planned)
         .flatten()
         .map(|input| Operand { placement: input.storage.planned(), shape: &input.shape })
         .collect();
+    if let (Some(placement), Some(first)) = (&rule.following, operands.first_mut()) {
+        first.placement = placement;
+    }
     rule.op
         .plan(&operands, &device.group.shares(), device.num_members())
         .unwrap_or_else(|error| panic!("{name}: {error}, for inputs {}", Shapes(inputs)))

@@ -48,6 +48,7 @@ mod distributed;
 mod error;
 mod execute;
 mod expand;
+mod gradients;
 mod group;
 #[cfg(feature = "ir")]
 mod ir;

@@ -60,7 +60,9 @@ fn moves<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, view("0 and 2"), |i| Bool (i.bool(), 0, 2): bool_swap_dims }
     cases! { list, view("[2, 0, 1]"), |i| Bool (i.bool(), &[2, 0, 1]): bool_permute }
     cases! { list, view("dims 0 and 2"), |i| Bool (i.bool(), &[0, 2]): bool_flip }
+    cases! { list, view("all dims"), |i| Bool (i.bool(), &[0, 1, 2]): bool_flip }
     cases! { list, view("to [15, 4]"), |i| Bool (i.bool(), Shape::from([15, 4])): bool_reshape }
+    cases! { list, view("to [3, 20]"), |i| Bool (i.bool(), Shape::from([3, 20])): bool_reshape }
     let expanded = Spec::new(VIEW, BOOLS, [main([5, 1], Mixed)]).or([main([1, 3], Mixed)]).note("to [2, 5, 3]");
     cases! { list, expanded.clone(), |i| Bool (i.bool(), Shape::from([2, 5, 3])): bool_expand }
     cases! { list, view("dim 1, twice"), |i| Bool (i.bool(), 1, 2): bool_repeat_dim }

@@ -122,7 +122,9 @@ fn moves<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, view("0 and 2"), |i| Float (i.float(), 0, 2): float_swap_dims }
     cases! { list, view("[2, 0, 1]"), |i| Float (i.float(), &[2, 0, 1]): float_permute }
     cases! { list, view("dims 0 and 2"), |i| Float (i.float(), &[0, 2]): float_flip }
+    cases! { list, view("all dims"), |i| Float (i.float(), &[0, 1, 2]): float_flip }
     cases! { list, view("to [15, 4]"), |i| Float (i.float(), Shape::from([15, 4])): float_reshape }
+    cases! { list, view("to [3, 20]"), |i| Float (i.float(), Shape::from([3, 20])): float_reshape }
     cases! { list, view("to [5, 12]"), |i| Float (i.float(), Shape::from([5, 12])): float_reshape }
     let expanded = Spec::new(VIEW, FLOATS, [main([5, 1], Mixed)]).or([main([1, 3], Mixed)]).note("to [2, 5, 3]");
     cases! { list, expanded.clone(), |i| Float (i.float(), Shape::from([2, 5, 3])): float_expand }
@@ -139,12 +141,34 @@ fn moves<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, view("0..4 by steps of -2 of dim 2"), |i| Float (i.float(), &slices(2, Slice::new(0, Some(4), -2))):
         float_slice
     }
+    cases! { list, view("0..5 by steps of 2 of dim 0"), |i| Float (i.float(), &slices(0, Slice::new(0, Some(5), 2))):
+        float_slice
+    }
+    cases! { list, view("1..5 by steps of -1 of dim 0"), |i| Float (i.float(), &slices(0, Slice::new(1, Some(5), -1))):
+        float_slice
+    }
+    cases! { list, view("row 3"), |i| Float (i.float(), &[Slice::from(3..4)]): float_slice }
+    cases! { list, view("1..4 of dim 0 and 0..3 by steps of 2 of dim 1"),
+        |i| Float (i.float(), &[Slice::from(1..4), Slice::new(0, Some(3), 2)]): float_slice
+    }
     let assigned = |value| Spec::new(VIEW, FLOATS, [main([5, 3, 4], Mixed), value]);
     cases! { list, assigned(main([3, 3, 4], Mixed)).note("1..4 of dim 0"),
         |i| Float (i.float(), &slices(0, Slice::from(1..4)), i.float()): float_slice_assign
     }
     cases! { list, assigned(main([5, 3, 2], Mixed)).note("1..3 of dim 2"),
         |i| Float (i.float(), &slices(2, Slice::from(1..3)), i.float()): float_slice_assign
+    }
+    cases! { list, assigned(main([2, 3, 4], Mixed)).note("1..5 by steps of 2 of dim 0"),
+        |i| Float (i.float(), &slices(0, Slice::new(1, Some(5), 2)), i.float()): float_slice_assign
+    }
+    cases! { list, assigned(main([5, 3, 4], Mixed)).note("all of it, dim 0 backwards"),
+        |i| Float (i.float(), &slices(0, Slice::new(0, Some(5), -1)), i.float()): float_slice_assign
+    }
+    cases! { list, assigned(main([1, 3, 4], Mixed)).note("row 3"),
+        |i| Float (i.float(), &[Slice::from(3..4)], i.float()): float_slice_assign
+    }
+    cases! { list, assigned(main([3, 2, 4], Mixed)).note("1..4 of dim 0 and 0..3 by steps of 2 of dim 1"),
+        |i| Float (i.float(), &[Slice::from(1..4), Slice::new(0, Some(3), 2)], i.float()): float_slice_assign
     }
     let joined = |first, second| Spec::new(VIEW, FLOATS, [first, second, main([5, 3], Mixed)]);
     cases! { list, joined(main([2, 3], Mixed), main([1, 3], Mixed)).note("dim 0"),
@@ -175,13 +199,20 @@ fn indexes<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, added(indices([4], 3), main([5, 4], Mixed), "dim 1"), |i| Float (i.float(), 1, i.int(), i.float()):
         float_select_add
     }
-    let nd =
-        |update| Spec::new(NO_RULE, WIDE, [main([5, 3], Mixed), indices([4, 1], 5), main([4, 3], Mixed)]).note(update);
+    let nd = |update| {
+        Spec::new(INDEXED, WIDE, [main([5, 3], Mixed), indices([4, 1], 5), main([4, 3], Mixed)])
+            .or([main([5, 3], Mixed), indices([4, 2], 3), main([4], Mixed)])
+            .or([main([5, 3, 2], Mixed), indices([2, 3, 1], 5), main([2, 3, 3, 2], Mixed)])
+            .or([main([5, 3, 2], Mixed), indices([7, 2], 3), main([7, 2], Mixed)])
+            .note(update)
+    };
     cases! { list, nd("add"), |i| Float (i.float(), i.int(), i.float(), IndexingUpdateOp::Add): float_scatter_nd }
     cases! { list, nd("max"), |i| Float (i.float(), i.int(), i.float(), IndexingUpdateOp::Max): float_scatter_nd }
-    cases! { list, Spec::new(NO_RULE, WIDE, [main([5, 3], Mixed), indices([4, 1], 5)]), |i| Float (i.float(), i.int()):
-        float_gather_nd
-    }
+    let picked_nd = Spec::new(INDEXED, WIDE, [main([5, 3], Mixed), indices([4, 1], 5)])
+        .or([main([5, 3], Mixed), indices([4, 2], 3)])
+        .or([main([5, 3, 2], Mixed), indices([2, 3, 1], 5)])
+        .or([main([5, 3, 2], Mixed), indices([2], 3)]);
+    cases! { list, picked_nd.clone(), |i| Float (i.float(), i.int()): float_gather_nd }
     let sampled = Spec::new(BATCH, F32, [main([3, 2, 5, 4], Mixed), main([3, 4, 3, 2], Unit)]).within(16.0);
     cases! { list, sampled.clone(), |i| Float (
         i.float(),

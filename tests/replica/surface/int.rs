@@ -87,7 +87,9 @@ fn moves<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, view("0 and 2"), |i| Int (i.int(), 0, 2): int_swap_dims }
     cases! { list, view("[2, 0, 1]"), |i| Int (i.int(), &[2, 0, 1]): int_permute }
     cases! { list, view("dims 0 and 2"), |i| Int (i.int(), &[0, 2]): int_flip }
+    cases! { list, view("all dims"), |i| Int (i.int(), &[0, 1, 2]): int_flip }
     cases! { list, view("to [15, 4]"), |i| Int (i.int(), Shape::from([15, 4])): int_reshape }
+    cases! { list, view("to [3, 20]"), |i| Int (i.int(), Shape::from([3, 20])): int_reshape }
     let expanded = Spec::new(VIEW, INTS, [main([5, 1], Mixed)]).or([main([1, 3], Mixed)]).note("to [2, 5, 3]");
     cases! { list, expanded.clone(), |i| Int (i.int(), Shape::from([2, 5, 3])): int_expand }
     cases! { list, view("dim 1, twice"), |i| Int (i.int(), 1, 2): int_repeat_dim }
@@ -109,9 +111,9 @@ fn moves<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, added(indices([7], 5), main([7, 3], Mixed), "dim 0"), |i| Int (i.int(), 0, i.int(), i.int()):
         int_select_add
     }
-    let nd = Spec::new(NO_RULE, I64, [main([5, 3], Mixed), indices([4, 1], 5), main([4, 3], Mixed)]).note("add");
+    let nd = Spec::new(INDEXED, I64, [main([5, 3], Mixed), indices([4, 1], 5), main([4, 3], Mixed)]).note("add");
     cases! { list, nd.clone(), |i| Int (i.int(), i.int(), i.int(), IndexingUpdateOp::Add): int_scatter_nd }
-    cases! { list, Spec::new(NO_RULE, I64, [main([5, 3], Mixed), indices([4, 1], 5)]), |i| Int (i.int(), i.int()):
+    cases! { list, Spec::new(INDEXED, I64, [main([5, 3], Mixed), indices([4, 1], 5)]), |i| Int (i.int(), i.int()):
         int_gather_nd
     }
 }
@@ -127,14 +129,15 @@ fn reduces<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, all(ADDS_UP, Ties), |i| Int (i.int()): int_sum }
     cases! { list, all(ADDS_UP, Mixed), |i| Int (i.int()): int_max int_min int_max_abs }
     cases! { list, all(TAKES_ALL, Small), |i| Int (i.int()): int_prod }
-    cases! { list, reductions(TAKES_ALL, SIGNED, Small), |i| Int (i.int()): int_mean }
+    cases! { list, reductions(ADDS_UP_LATER, SIGNED, Small), |i| Int (i.int()): int_mean }
     cases! { list, along(ADDS_UP, Ties, "dim 0"), |i| Int (i.int(), 0):
         int_sum_dim int_max_dim int_min_dim int_max_abs_dim
     }
     cases! { list, along(ADDS_UP, Mixed, "dim 1"), |i| Int (i.int(), 1):
         int_sum_dim int_max_dim int_min_dim int_max_abs_dim
     }
-    cases! { list, along(TAKES_ALL, Small, "dim 0"), |i| Int (i.int(), 0): int_prod_dim int_mean_dim }
+    cases! { list, along(TAKES_ALL, Small, "dim 0"), |i| Int (i.int(), 0): int_prod_dim }
+    cases! { list, along(ADDS_UP_LATER, Small, "dim 0"), |i| Int (i.int(), 0): int_mean_dim }
     cases! { list, along(ALONG, Small, "dim 0"), |i| Int (i.int(), 0): int_cumsum int_cumprod int_cummin int_cummax }
     cases! { list, reductions(TAKES_ALL, SIGNED, Ties).note("dim 0"), |i| Int (i.int(), 0): int_argmax int_argmin }
     cases! { list, along(TAKES_ALL, Ties, "dim 0"), |i| (Int, Int) (i.int(), 0):

@@ -7,6 +7,7 @@ mod case;
 mod activation;
 mod boolean;
 mod compare;
+mod empty;
 mod faults;
 mod float;
 mod int;
@@ -64,6 +65,11 @@ suite! {
     module_operations_give_what_one_device_gives: module;
     activations_give_what_one_device_gives: activation;
     quantized_tensors_and_transactions_give_what_one_device_gives: quantized;
+}
+
+#[test]
+fn methods_of_empty_tensors_give_what_one_device_gives() {
+    assert_no_difference(&Suite::new(empty::cases(all_cases()), empty::cases(all_cases())).run());
 }
 
 #[test]

@@ -215,6 +215,12 @@ fn pooling<B: Backend>(list: &mut Vec<Case<B>>) {
     cases! { list, sized().note("nearest to 2 x 5"), |i| Float (i.float(), [2, 5], mode(InterpolateMode::Nearest)):
         interpolate
     }
+    cases! { list, sized().note("bicubic to 6 x 5"), |i| Float (i.float(), [6, 5], mode(InterpolateMode::Bicubic)):
+        interpolate
+    }
+    cases! { list, sized().note("Lanczos to 6 x 2"), |i| Float (i.float(), [6, 2], mode(InterpolateMode::Lanczos3)):
+        interpolate
+    }
     cases! { list, back(float([5, 3, 4, 3]), float([5, 3, 6, 5])).note("bilinear"),
         |i| Float (i.float(), i.float(), [6, 5], mode(InterpolateMode::Bilinear)): interpolate_backward
     }
@@ -261,7 +267,7 @@ fn sequences_and_spectra<B: Backend>(list: &mut Vec<Case<B>>) {
     } }
     let [targets, input_lengths, target_lengths] = lengths();
     let inputs = [main([6, 3, 4], Negative), targets, input_lengths, target_lengths, float([3])];
-    let absent = Spec::new(NO_RULE, F32, inputs).expect(Expected::Panic).note("not in Flex");
+    let absent = Spec::new(BATCH, F32, inputs).expect(Expected::Panic).note("not in Flex");
     cases! { list, absent.clone(), |i| Float (i.float(), i.int(), i.int(), i.int(), i.float(), 0): ctc_loss_backward }
     let signal = |note| Spec::new(ALONG, WIDE, [float([5, 8])]).within(SUMS).note(note);
     cases! { list, signal("dim 1"), |i| (Float, Float) (i.float(), 1, None): rfft }

@@ -45,6 +45,11 @@ pub fn places(input: &Input, of_case: DType) -> Vec<Place> {
     let dtype = input.dtype(of_case);
     let shards = (0..input.shape.len()).filter(|&dim| input.shape[dim] > 1).map(Place::Shard);
     let mut places = vec![Place::Local, Place::Replicate];
+    if input.shape.contains(&0) && input.dtype != Of::Quantized {
+        places.push(Place::Zeros);
+        places.extend(shards);
+        return places;
+    }
     let can_vary = !matches!(input.values, Values::Listed(_));
     match (input.dtype, dtype) {
         // Never shared out, nor made of one value.

@@ -114,7 +114,7 @@ fn outcome(case: &Case<Replica<Flex>>, bench: &Bench, places: &[Place]) -> Strin
     let mut kinds: Vec<String> = results.iter().map(kind).collect();
     kinds.dedup();
     match kinds.join(" and ") {
-        kinds if kinds == "whole" && !collectives.is_empty() => "gathers".into(),
+        kinds if kinds == "whole" && collectives.contains("exchange") => "gathers".into(),
         kinds => kinds + &collectives,
     }
 }

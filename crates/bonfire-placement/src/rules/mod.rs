@@ -70,15 +70,41 @@ pub enum Yield {
     Whole,
 }
 
+/// The rows of a dim that an [`Op::Narrow`] keeps, or an [`Op::Assign`] replaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// From the first one on.
+    pub rows: Range<usize>,
+    /// Of these every `step`-th; at least 1.
+    pub step: usize,
+}
+
+impl Cut {
+    /// How many rows these are.
+    pub fn num_rows(&self) -> usize {
+        self.rows.len().div_ceil(self.step)
+    }
+
+    /// Those that lie in `held`, counted from its start.
+    pub fn within(&self, held: &Range<usize>) -> Cut {
+        let num_before = held.start.saturating_sub(self.rows.start).div_ceil(self.step);
+        let start = self.rows.start + num_before * self.step;
+        let end = self.rows.end.min(held.end);
+        let rows = if start < end { start - held.start..end - held.start } else { 0..0 };
+        Cut { rows, step: self.step }
+    }
+}
+
 /// An op family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Elementwise, and every op whose output dims line up one to one with the inputs' dims, counted from the left.
     ///
     /// Operands of length 1 broadcast, and so do missing trailing dims; the op may append dims (unfold). The lengths of the
-    /// outputs differ from the inputs' on blocked dims only.
+    /// outputs differ from the inputs' on blocked dims only. Where the ranks share a blocked dim, they exchange rows for
+    /// those of another.
     Aligned {
-        /// Dims that every rank must hold whole: of a softmax, a cat or a sort, flipped or partly sliced ones...
+        /// Dims that every rank must hold whole: of a softmax or a sort, flipped ones...
         blocked: Vec<usize>,
         /// How many outputs there are.
         num_outputs: usize,
@@ -117,10 +143,17 @@ pub enum Op {
         /// The dim along which they are joined.
         dim: usize,
     },
-    /// A range of each dim, with step 1.
+    /// Some rows of each dim, in their order.
     Narrow {
-        /// The rows that stay, one range per dim; `None` for all rows.
-        ranges: Vec<Option<Range<usize>>>,
+        /// The rows that stay, one cut per dim; `None` for all rows.
+        cuts: Vec<Option<Cut>>,
+        /// Dims that every rank must hold whole: those that are cut in another way.
+        blocked: Vec<usize>,
+    },
+    /// The first operand with the second one in place of what an [`Op::Narrow`] would cut out.
+    Assign {
+        /// The rows that are replaced, one cut per dim; `None` for all rows.
+        cuts: Vec<Option<Cut>>,
         /// Dims that every rank must hold whole: those that are cut in another way.
         blocked: Vec<usize>,
     },
@@ -156,8 +189,9 @@ impl Op {
     /// The placements that spread this op over the ranks.
     ///
     /// To be asked once the op is to be spread. `Local` and `Fill` operands take any placement, `Replicate` is sliced
-    /// for free, `Shard` stays where the op allows it, and `Partial` stays where the op is linear in it, else it is
-    /// reduced. `shares` decides only where no operand is sharded yet.
+    /// for free, `Shard` stays where the op allows it and else becomes one of another dim, and `Partial` stays where the op is linear in it, else it is
+    /// reduced. `shares` decides only where no operand is sharded on a dim
+    /// that the op can share.
     ///
     /// # Errors
     ///
@@ -170,11 +204,11 @@ impl Op {
         let fitting = |plan: Option<Plan>| plan.ok_or_else(|| self.shape_error(operands));
         let sharing = Sharing { shares, world_size };
         match self {
-            Op::Aligned { blocked, num_outputs } => Ok(aligned::plan(operands, blocked, *num_outputs)),
-            Op::Reshape { to } => fitting(views::reshape(operands[0], to)),
+            Op::Aligned { blocked, num_outputs } => aligned::plan(operands, blocked, *num_outputs, sharing),
+            Op::Reshape { to } => fitting(views::reshape(operands[0], to, sharing)?),
             Op::Permute { axes } => fitting(views::permute(operands[0], axes)),
             Op::Expand { to } => fitting(views::expand(operands[0], to)),
-            &Op::Reduce { dim, reduction } => fitting(reduce::along(operands[0], dim, reduction)),
+            &Op::Reduce { dim, reduction } => fitting(reduce::along(operands[0], dim, reduction, sharing)?),
             &Op::ReduceAll { reduction } => Ok(reduce::all(operands[0], reduction)),
             Op::Matmul => match matmul::Matmul::new(operands[0], operands[1]) {
                 Some(matmul) => matmul.plan(sharing),
@@ -182,8 +216,9 @@ impl Op {
             },
             Op::Batched { dims, roles, outputs } => batched::Batched { operands, dims, roles, outputs }.plan(sharing),
             Op::Cat { dim } => joins::cat(operands, *dim, sharing),
-            Op::Narrow { ranges, blocked } => fitting(joins::narrow(operands[0], ranges, blocked)),
-            Op::Rows { inputs, outputs } => fitting(rows::plan(operands, inputs, outputs)),
+            Op::Narrow { cuts, blocked } => fitting(joins::narrow(operands[0], cuts, blocked, sharing)?),
+            Op::Assign { cuts, blocked } => fitting(joins::assign([operands[0], operands[1]], cuts, blocked, sharing)?),
+            Op::Rows { inputs, outputs } => fitting(rows::plan(operands, inputs, outputs, sharing)?),
             Op::Whole { num_outputs } => Ok(Plan::replicate(operands.len(), *num_outputs)),
         }
     }
@@ -193,7 +228,7 @@ impl Op {
             Op::Aligned { .. } | Op::Cat { .. } | Op::Whole { .. } => operands.len(),
             Op::Reshape { .. } | Op::Permute { .. } | Op::Expand { .. } | Op::Narrow { .. } => 1,
             Op::Reduce { .. } | Op::ReduceAll { .. } => 1,
-            Op::Matmul => 2,
+            Op::Matmul | Op::Assign { .. } => 2,
             Op::Batched { roles, .. } => roles.len(),
             Op::Rows { inputs, .. } => inputs.len(),
         };
@@ -231,6 +266,16 @@ impl Plan {
             None => Plan::replicate(1, 1),
         }
     }
+}
+
+/// The first dim that has a row for every rank, or else the longest; none without two rows. Of each: what names it, and its
+/// length.
+fn lengthy<T: Clone>(dims: impl Iterator<Item = (T, usize)> + Clone, world_size: usize) -> Option<(T, usize)> {
+    let long_enough = dims.clone().find(|&(_, length)| length > 1 && length >= world_size);
+    let longest = || {
+        dims.filter(|&(_, length)| length > 1).reduce(|longest, next| if next.1 > longest.1 { next } else { longest })
+    };
+    long_enough.or_else(longest)
 }
 
 /// How a dim is shared that no operand shares yet.

@@ -2,18 +2,50 @@
 
 use std::ops::Range;
 
-use super::{Operand, Plan, num_elements};
-use crate::{Lengths, Placement};
+use super::{Operand, Plan, Sharing, lengthy, num_elements};
+use crate::{Lengths, Placement, PlacementError};
 
+/// Where the shared dim's rows do not go together, the ranks exchange rows for those of a dim whose rows do.
+///
 /// `None` if `to` has another number of elements.
-pub(super) fn reshape(operand: Operand<'_>, to: &[usize]) -> Option<Plan> {
-    (num_elements(operand.shape) == num_elements(to)).then(|| {
-        plan(operand, |dim, lengths| {
-            let from = operand.shape;
-            let output = rows_of(from, dim, to)?;
-            Some(Placement::shard(output, lengths.scaled(to[output], from[dim])?))
-        })
-    })
+pub(super) fn reshape(
+    operand: Operand<'_>,
+    to: &[usize],
+    sharing: Sharing<'_>,
+) -> Result<Option<Plan>, PlacementError> {
+    let from = operand.shape;
+    if num_elements(from) != num_elements(to) {
+        return Ok(None);
+    }
+    let stays = plan(operand, |dim, lengths| {
+        let output = rows_of(from, dim, to)?;
+        Some(Placement::shard(output, lengths.scaled(to[output], from[dim])?))
+    });
+    match operand.shard() {
+        Some((dim, _)) if stays.outputs[0] == Placement::Replicate => {
+            Ok(Some(exchanged(from, dim, to, sharing)?.unwrap_or(stays)))
+        }
+        Some(_) | None => Ok(Some(stays)),
+    }
+}
+
+/// The outermost dims of a group, whose rows go together in chunks: of that of the shared dim, if there are chunks for all
+/// ranks.
+fn exchanged(from: &[usize], dim: usize, to: &[usize], sharing: Sharing<'_>) -> Result<Option<Plan>, PlacementError> {
+    let groups = groups(from, to).unwrap_or_default();
+    let is_own = |(input, _): &&(Range<usize>, Range<usize>)| input.contains(&dim);
+    let (own, others): (Vec<_>, Vec<_>) = groups.iter().partition(is_own);
+    let outermost = own.into_iter().chain(others).map(|(input, output)| (input.start, output.start));
+    let chunks = outermost.map(|(input, output)| ((input, output), gcd(from[input], to[output])));
+    let Some(((input, output), num_chunks)) = lengthy(chunks, sharing.world_size) else { return Ok(None) };
+    let lengths = sharing.lengths(num_chunks)?;
+    let shard = |dim: usize, length: usize| Some(Placement::shard(dim, lengths.scaled(length, num_chunks)?));
+    let placements = shard(input, from[input]).zip(shard(output, to[output]));
+    Ok(placements.map(|(input, output)| Plan { inputs: vec![input], outputs: vec![output] }))
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// `None` if `axes` is not an order of the dims.

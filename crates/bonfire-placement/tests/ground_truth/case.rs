@@ -1,14 +1,24 @@
 //! One op on whole operands, and the same op as the rules spread it, for every placement of every operand.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use bonfire_placement::{Op, Operand, PartialOp, Placement, Plan, Shares};
 
 use crate::dense::Dense;
 use crate::ranks::{Random, Spread, identity};
 
-/// What a rank computes from its parts, given the shapes its outputs are to have (empty, if it need not know).
-type Kernel = Box<dyn Fn(&[Dense], &[Vec<usize>]) -> Vec<Dense>>;
+/// What a rank computes from its parts.
+type Kernel = Box<dyn Fn(&[Dense], &Held) -> Vec<Dense>>;
+
+/// What a rank knows of its parts.
+#[derive(Default)]
+pub(crate) struct Held {
+    /// The shapes that its outputs are to have; empty, if it need not know.
+    outputs: Vec<Vec<usize>>,
+    /// The dim of which the ranks share the first operand, and the rows that it holds of it.
+    pub(crate) rows: Option<(usize, Range<usize>)>,
+}
 
 pub(crate) struct Case {
     pub(crate) op: Op,
@@ -31,12 +41,21 @@ pub(crate) struct Seen {
 
 impl Case {
     pub(crate) fn new(op: Op, inputs: &[&[usize]], kernel: impl Fn(&[Dense]) -> Vec<Dense> + 'static) -> Self {
+        Case::placed(op, inputs, move |parts, _| kernel(parts))
+    }
+
+    /// An op whose ranks must know which rows they hold.
+    pub(crate) fn placed(
+        op: Op,
+        inputs: &[&[usize]],
+        kernel: impl Fn(&[Dense], &Held) -> Vec<Dense> + 'static,
+    ) -> Self {
         Case {
             op,
             inputs: inputs.iter().map(|shape| shape.to_vec()).collect(),
             outputs: Vec::new(),
             unit: 1,
-            kernel: Box::new(move |parts, _| kernel(parts)),
+            kernel: Box::new(kernel),
         }
     }
 
@@ -52,7 +71,7 @@ impl Case {
             inputs: vec![from.to_vec()],
             outputs: vec![to.to_vec()],
             unit: 1,
-            kernel: Box::new(move |parts, to| vec![kernel(&parts[0], &to[0])]),
+            kernel: Box::new(move |parts, held| vec![kernel(&parts[0], &held.outputs[0])]),
         }
     }
 
@@ -101,7 +120,9 @@ impl Case {
         let wholes: Vec<Dense> = (0..given.len()).map(|input| self.whole(input, &given[input])).collect();
         let fills =
             given.iter().rev().fold(0, |fills, placement| fills * 2 + usize::from(*placement == Placement::Fill));
-        let expected = whole_results.entry(fills).or_insert_with(|| (self.kernel)(&wholes, &self.outputs));
+        let expected = whole_results
+            .entry(fills)
+            .or_insert_with(|| (self.kernel)(&wholes, &Held { outputs: self.outputs.clone(), rows: None }));
         if (plan.inputs.len(), plan.outputs.len()) != (wholes.len(), expected.len()) {
             return Err("it has another number of inputs or outputs".to_owned());
         }
@@ -149,7 +170,11 @@ impl Case {
         let shapes = |whole: &[Vec<usize>]| -> Vec<Vec<usize>> {
             plan.outputs.iter().zip(whole).map(|(placement, shape)| placement.local_shape(shape, rank)).collect()
         };
-        let given = (self.kernel)(own, &shapes(&self.outputs));
+        let rows = match plan.inputs.first() {
+            Some(Placement::Shard { dim, lengths }) => Some((*dim, lengths.range(rank))),
+            _ => None,
+        };
+        let given = (self.kernel)(own, &Held { outputs: shapes(&self.outputs), rows });
         for (part, output) in given.iter().zip(outputs()) {
             if part.shape != local(output) {
                 return Err(format!("rank {rank} gives shape {:?}, not {:?}", part.shape, local(output)));

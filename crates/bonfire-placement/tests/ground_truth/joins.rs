@@ -1,6 +1,7 @@
-use bonfire_placement::{Lengths, Op, Operand, Placement, Shares};
+use bonfire_placement::{Cut, Lengths, Op, Operand, Placement, Shares};
 
-use crate::case::{Case, check};
+use crate::SHAPES;
+use crate::case::{Case, Held, check};
 use crate::dense::Dense;
 
 /// Tensors of `shape` but for `dim`, which has one of `lengths`.
@@ -56,19 +57,108 @@ fn ranks_exchange_rows_of_what_is_joined_along_the_shared_dim() {
     assert_eq!(outputs, [shard([4, 4])]);
 }
 
-#[test]
-fn a_range_of_the_shared_dim_leaves_each_rank_its_own_rows() {
-    let narrow = |range| Op::Narrow { ranges: vec![Some(range), None], blocked: vec![] };
-    let x = Placement::shard(0, Lengths::new([4, 3]));
-    for (range, lengths) in [(1..6, [3, 2]), (0..3, [3, 0]), (5..7, [0, 2]), (0..7, [4, 3])] {
-        let expected = (vec![x.clone()], vec![Placement::shard(0, Lengths::new(lengths))]);
-        assert_eq!(plan(&narrow(range.clone()), &[(&x, &[7, 2])]), expected, "{range:?}");
+/// The cuts with that of the shared dim in rows of the part.
+fn own_cuts(cuts: &[Option<Cut>], held: &Held) -> Vec<Option<Cut>> {
+    let mut cuts = cuts.to_vec();
+    if let Some((dim, rows)) = &held.rows {
+        cuts[*dim] = cuts[*dim].as_ref().map(|cut| cut.within(rows));
     }
+    cuts
+}
+
+/// The picked rows of each dim.
+fn picked(shape: &[usize], cuts: &[Option<Cut>]) -> Vec<Vec<usize>> {
+    let rows = |(&length, cut): (&usize, &Option<Cut>)| match cut {
+        Some(cut) => cut.rows.clone().step_by(cut.step).collect(),
+        None => (0..length).collect(),
+    };
+    shape.iter().zip(cuts).map(rows).collect()
+}
+
+fn narrow(shape: &[usize], cuts: Vec<Option<Cut>>) -> Case {
+    Case::placed(Op::Narrow { cuts: cuts.clone(), blocked: vec![] }, &[shape], move |operands, held| {
+        let rows = picked(&operands[0].shape, &own_cuts(&cuts, held));
+        let shape: Vec<usize> = rows.iter().map(Vec::len).collect();
+        let from = |index: &[usize]| -> Vec<usize> { rows.iter().zip(index).map(|(rows, &i)| rows[i]).collect() };
+        vec![Dense::from_fn(&shape, |index| operands[0].at(&from(index)))]
+    })
+}
+
+fn assign(shape: &[usize], cuts: Vec<Option<Cut>>) -> Case {
+    let value: Vec<usize> = picked(shape, &cuts).iter().map(Vec::len).collect();
+    Case::placed(Op::Assign { cuts: cuts.clone(), blocked: vec![] }, &[shape, &value], move |operands, held| {
+        let [target, value] = operands else { panic!("two operands") };
+        let rows = picked(&target.shape, &own_cuts(&cuts, held));
+        vec![Dense::from_fn(&target.shape, |index| {
+            let place = |(rows, i): (&Vec<usize>, &usize)| rows.iter().position(|row| row == i);
+            let from: Option<Vec<usize>> = rows.iter().zip(index).map(place).collect();
+            from.map_or_else(|| target.at(index), |from| value.at(&from))
+        })]
+    })
+}
+
+/// Each dim of each shape cut in several ways, and some two at once.
+fn cuts() -> Vec<(Vec<usize>, Vec<Option<Cut>>)> {
+    let cut = |rows, step| Some(Cut { rows, step });
+    let mut list = vec![
+        (vec![5, 4, 3], vec![cut(1..4, 1), None, cut(0..3, 2)]),
+        (vec![3, 7], vec![cut(1..2, 1), cut(0..6, 3)]),
+        (vec![4, 2], vec![None, None]),
+    ];
+    for shape in SHAPES.iter().filter(|shape| shape.len() <= 3) {
+        for (dim, &length) in shape.iter().enumerate() {
+            for (rows, step) in [(0..length / 2, 1), (length / 3..length, 1), (length / 4..length, 2), (0..length, 3)] {
+                let mut cuts = vec![None; shape.len()];
+                cuts[dim] = Some(Cut { rows, step });
+                list.push((shape.to_vec(), cuts));
+            }
+        }
+    }
+    list
+}
+
+#[test]
+fn rows_that_are_cut_out_equal_one_device_whatever_is_sharded() {
+    let seen = check(cuts().into_iter().map(|(shape, cuts)| narrow(&shape, cuts)));
+    assert!(seen.num_shard > seen.num_replicate && seen.num_replicate > 0, "{seen:?}");
+}
+
+#[test]
+fn rows_that_are_replaced_equal_one_device_whatever_is_sharded() {
+    let seen = check(cuts().into_iter().map(|(shape, cuts)| assign(&shape, cuts)));
+    assert!(seen.num_shard > 0 && seen.num_replicate > 0, "{seen:?}");
+}
+
+#[test]
+fn a_cut_of_the_shared_dim_leaves_each_rank_its_own_rows() {
+    let narrow = |rows, step| Op::Narrow { cuts: vec![Some(Cut { rows, step }), None], blocked: vec![] };
+    let x = Placement::shard(0, Lengths::new([4, 3]));
+    let table = [(1..6, 1, [3, 2]), (0..3, 1, [3, 0]), (5..7, 1, [0, 2]), (0..7, 1, [4, 3]), (0..7, 3, [2, 1])];
+    for (rows, step, lengths) in table {
+        let expected = (vec![x.clone()], vec![Placement::shard(0, Lengths::new(lengths))]);
+        assert_eq!(plan(&narrow(rows.clone(), step), &[(&x, &[7, 2])]), expected, "{rows:?} by {step}");
+    }
+    // One row, none, or rows cut in another way: the other dim.
+    let beside = Placement::shard(1, Lengths::new([1, 1]));
+    let moved = (vec![beside.clone()], vec![beside]);
+    assert_eq!(plan(&narrow(3..4, 1), &[(&x, &[7, 2])]), moved);
+    assert_eq!(plan(&narrow(3..3, 1), &[(&x, &[7, 2])]), moved);
+    assert_eq!(plan(&Op::Narrow { cuts: vec![None, None], blocked: vec![0] }, &[(&x, &[7, 2])]), moved);
     let whole = (vec![Placement::Replicate], vec![Placement::Replicate]);
-    // One row, none, or rows cut in another way.
-    assert_eq!(plan(&narrow(3..4), &[(&x, &[7, 2])]), whole);
-    assert_eq!(plan(&narrow(3..3), &[(&x, &[7, 2])]), whole);
-    assert_eq!(plan(&Op::Narrow { ranges: vec![None, None], blocked: vec![0] }, &[(&x, &[7, 2])]), whole);
-    let beside = (vec![x.clone()], vec![x.clone()]);
-    assert_eq!(plan(&Op::Narrow { ranges: vec![None, Some(0..1)], blocked: vec![] }, &[(&x, &[7, 2])]), beside);
+    assert_eq!(plan(&narrow(3..4, 1), &[(&x, &[7, 1])]), whole);
+    let kept = (vec![x.clone()], vec![x.clone()]);
+    let columns = Op::Narrow { cuts: vec![None, Some(Cut { rows: 0..1, step: 1 })], blocked: vec![] };
+    assert_eq!(plan(&columns, &[(&x, &[7, 2])]), kept);
+}
+
+#[test]
+fn the_gradient_of_a_cut_is_shared_as_what_was_cut() {
+    let op = Op::Assign { cuts: vec![Some(Cut { rows: 1..6, step: 1 }), None], blocked: vec![] };
+    let shard = |lengths: [usize; 2]| Placement::shard(0, Lengths::new(lengths));
+    // Zeros take the shares that a batch of their length has: the gradient's rows are there already.
+    let (inputs, outputs) = plan(&op, &[(&Placement::Fill, &[7, 2]), (&shard([3, 2]), &[5, 2])]);
+    assert_eq!((inputs, outputs), (vec![shard([4, 3]), shard([3, 2])], vec![shard([4, 3])]));
+    // A target that is shared already keeps its shares.
+    let (inputs, outputs) = plan(&op, &[(&shard([1, 6]), &[7, 2]), (&shard([3, 2]), &[5, 2])]);
+    assert_eq!((inputs, outputs), (vec![shard([1, 6]), shard([0, 5])], vec![shard([1, 6])]));
 }

@@ -74,3 +74,17 @@ fn different_numbers_of_rows_are_an_error() {
     }
     assert!(plan(&[Some(0), Some(0)], [&[3, 2], &[3]]).is_ok());
 }
+
+#[test]
+fn rows_are_shared_where_something_else_was() {
+    let x = Placement::shard(0, Lengths::new([2, 1]));
+    let plan = |placement| {
+        let operands =
+            [Operand { placement, shape: &[3, 4] }, Operand { placement: &Placement::Local, shape: &[5, 2] }];
+        op(&[None, Some(0)], &[Some(0)]).plan(&operands, &Shares::Equal, 2).unwrap()
+    };
+    let rows = Placement::shard(0, [3, 2]);
+    assert_eq!(plan(&x).inputs, [Placement::Replicate, rows.clone()]);
+    assert_eq!(plan(&x).outputs, [rows]);
+    assert_eq!(plan(&Placement::Replicate).outputs, [Placement::Replicate]);
+}

@@ -1,4 +1,4 @@
-use bonfire_placement::Op;
+use bonfire_placement::{Op, Operand, Placement, Shares};
 use proptest::prelude::*;
 
 use crate::SHAPES;
@@ -34,6 +34,24 @@ fn reshapes_equal_one_device_whatever_is_sharded() {
     };
     let seen = check(groups.into_iter().flat_map(pairs));
     assert!(seen.num_replicate > 0 && seen.num_shard > 0 && seen.num_partial > 0, "{seen:?}");
+}
+
+#[test]
+fn rows_that_do_not_go_together_are_exchanged_for_some_that_do() {
+    let table: [(&[usize], Placement, &[usize], Placement, Placement); 4] = [
+        // An inner dim of a group: its outermost one takes its place.
+        (&[5, 3, 4], Placement::shard(1, [2, 1]), &[15, 4], Placement::shard(0, [3, 2]), Placement::shard(0, [9, 6])),
+        // Rows of the output that lie on two ranks.
+        (&[6, 2], Placement::shard(0, [3, 3]), &[4, 3], Placement::shard(0, [3, 3]), Placement::shard(0, [2, 2])),
+        (&[12], Placement::shard(0, [7, 5]), &[4, 3], Placement::shard(0, [6, 6]), Placement::shard(0, [2, 2])),
+        // Nothing of the group goes together: another one.
+        (&[3, 2, 5], Placement::shard(0, [2, 1]), &[2, 3, 5], Placement::shard(2, [3, 2]), Placement::shard(2, [3, 2])),
+    ];
+    for (from, given, to, input, output) in table {
+        let operand = Operand { placement: &given, shape: from };
+        let plan = Op::Reshape { to: to.to_vec() }.plan(&[operand], &Shares::Equal, 2).unwrap();
+        assert_eq!((&plan.inputs[..], &plan.outputs[..]), (&[input][..], &[output][..]), "{from:?} to {to:?}");
+    }
 }
 
 #[test]

@@ -9,6 +9,31 @@ use crate::{Member, ReplicaTensor, value::Float};
 /// The dim that spatial operations share.
 pub(super) const BATCH: [usize; 1] = [0];
 
+/// The gradients of a convolution's weight and bias. `$counted` is the one of two shapes whose elements each meet a filter.
+macro_rules! conv_gradients {
+    ($options:ty, |$x:ident, $output_grad:ident| $counted:ident: $weight_backward:ident $bias_backward:ident) => {
+        fn $weight_backward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+            options: $options,
+        ) -> FloatTensor<Self> {
+            let [$x, $output_grad] = [x.shape(), output_grad.shape()];
+            let work = conv_work(&Ok($counted), &weight.shape());
+            let body = move |x, w, g| B::$weight_backward(x, w, g, options.clone());
+            weight_gradient(stringify!($weight_backward), x, weight, output_grad, work, body)
+        }
+
+        fn $bias_backward(
+            x: FloatTensor<Self>,
+            bias: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            weight_gradient(stringify!($bias_backward), x, bias, output_grad, 0, B::$bias_backward)
+        }
+    };
+}
+
 /// A convolution of `$num_dims` dims with its backward operations.
 macro_rules! conv {
     ($num_dims:literal: $forward:ident $x_backward:ident $weight_backward:ident $bias_backward:ident) => {
@@ -49,24 +74,7 @@ macro_rules! conv {
             )
         }
 
-        fn $weight_backward(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            output_grad: FloatTensor<Self>,
-            options: ConvOptions<$num_dims>,
-        ) -> FloatTensor<Self> {
-            let work = conv_work(&Ok(output_grad.shape()), &weight.shape());
-            let body = move |x, w, g| B::$weight_backward(x, w, g, options.clone());
-            weight_gradient(stringify!($weight_backward), x, weight, output_grad, work, body)
-        }
-
-        fn $bias_backward(
-            x: FloatTensor<Self>,
-            bias: FloatTensor<Self>,
-            output_grad: FloatTensor<Self>,
-        ) -> FloatTensor<Self> {
-            weight_gradient(stringify!($bias_backward), x, bias, output_grad, 0, B::$bias_backward)
-        }
+        conv_gradients!(ConvOptions<$num_dims>, |_x, output_grad| output_grad: $weight_backward $bias_backward);
     };
 }
 
@@ -128,24 +136,7 @@ macro_rules! conv_transpose {
             )
         }
 
-        fn $weight_backward(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            output_grad: FloatTensor<Self>,
-            options: ConvTransposeOptions<$num_dims>,
-        ) -> FloatTensor<Self> {
-            let work = conv_work(&Ok(x.shape()), &weight.shape());
-            let body = move |x, w, g| B::$weight_backward(x, w, g, options.clone());
-            weight_gradient(stringify!($weight_backward), x, weight, output_grad, work, body)
-        }
-
-        fn $bias_backward(
-            x: FloatTensor<Self>,
-            bias: FloatTensor<Self>,
-            output_grad: FloatTensor<Self>,
-        ) -> FloatTensor<Self> {
-            weight_gradient(stringify!($bias_backward), x, bias, output_grad, 0, B::$bias_backward)
-        }
+        conv_gradients!(ConvTransposeOptions<$num_dims>, |x, _output_grad| x: $weight_backward $bias_backward);
     };
 }
 

@@ -174,22 +174,12 @@ impl<B: Member> FloatTensorOps<Self> for Replica<B> {
         values: FloatTensor<Self>,
         reduction: IndexingUpdateOp,
     ) -> FloatTensor<Self> {
-        let spec = Spec::new(data.shape(), data.dtype());
-        apply(
-            Call::light("float_scatter_nd"),
-            (data, indices, values),
-            |_| (whole(), spec),
-            move |(x, i, v), _| B::float_scatter_nd(x, i, v, reduction),
-        )
+        let body = move |x, i, v| B::float_scatter_nd(x, i, v, reduction);
+        scatter_nd("float_scatter_nd", data, indices, values, reduction, body)
     }
 
     fn float_gather_nd(data: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        apply(
-            Call::light("float_gather_nd"),
-            (data, indices),
-            |_| (whole(), Spec::Unknown),
-            |(x, i), _| B::float_gather_nd(x, i),
-        )
+        gather_nd("float_gather_nd", data, indices, B::float_gather_nd)
     }
 
     fn float_select_add(

@@ -2,7 +2,8 @@ use std::ops::Range;
 
 use bonfire_placement::Reduction;
 use burn_backend::{
-    BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData, TensorMetadata,
+    BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+    TensorMetadata,
     ops::IntTensorOps,
     tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor},
 };
@@ -130,22 +131,12 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
         values: IntTensor<Self>,
         reduction: IndexingUpdateOp,
     ) -> IntTensor<Self> {
-        let spec = Spec::new(data.shape(), data.dtype());
-        apply(
-            Call::light("int_scatter_nd"),
-            (data, indices, values),
-            |_| (whole(), spec),
-            move |(x, i, v), _| B::int_scatter_nd(x, i, v, reduction),
-        )
+        let body = move |x, i, v| B::int_scatter_nd(x, i, v, reduction);
+        scatter_nd("int_scatter_nd", data, indices, values, reduction, body)
     }
 
     fn int_gather_nd(data: IntTensor<Self>, indices: IntTensor<Self>) -> IntTensor<Self> {
-        apply(
-            Call::light("int_gather_nd"),
-            (data, indices),
-            |_| (whole(), Spec::Unknown),
-            |(x, i), _| B::int_gather_nd(x, i),
-        )
+        gather_nd("int_gather_nd", data, indices, B::int_gather_nd)
     }
 
     fn int_select_add(
@@ -160,7 +151,6 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
     reduce_all_methods! { IntTensor:
         int_sum Sum
         int_prod Whole
-        int_mean Whole
         int_max Max
         int_min Min
         int_max_abs Max
@@ -169,7 +159,6 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
     reduce_dim_methods! { IntTensor:
         int_sum_dim Sum
         int_prod_dim Whole
-        int_mean_dim Whole
         int_max_dim Max
         int_min_dim Min
         int_max_abs_dim Max
@@ -177,6 +166,22 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
 
     along_methods! { IntTensor:
         int_cumsum int_cumprod int_cummin int_cummax
+    }
+
+    fn int_mean(tensor: IntTensor<Self>) -> IntTensor<Self> {
+        let (dtype, num) = (tensor.dtype(), tensor.shape().num_elements());
+        if shared_dim(&tensor).is_some() && divides(dtype, num) {
+            return Self::int_div_scalar(Self::int_sum(tensor), Scalar::Int(num as i64));
+        }
+        reduce_all("int_mean", tensor, Reduction::Whole, dtype, |x, _| B::int_mean(x))
+    }
+
+    fn int_mean_dim(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self> {
+        let (dtype, num) = (tensor.dtype(), length(&tensor.shape(), dim));
+        if shared_dim(&tensor) == Some(dim) && divides(dtype, num) {
+            return Self::int_div_scalar(Self::int_sum_dim(tensor, dim), Scalar::Int(num as i64));
+        }
+        reduce_dim("int_mean_dim", tensor, dim, Reduction::Whole, dtype, move |x, _| B::int_mean_dim(x, dim))
     }
 
     fn int_argmax(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self> {
@@ -244,4 +249,9 @@ impl<B: Member> IntTensorOps<Self> for Replica<B> {
         let rows = length(&tensor.shape(), dim);
         indices_along("int_argsort", tensor, dim, rows, move |x| B::int_argsort(x, dim, descending))
     }
+}
+
+/// Whether the mean of so many is their sum divided: wide integers hold both.
+fn divides(dtype: DType, num: usize) -> bool {
+    matches!(dtype, DType::I64 | DType::I32) && (1..=i32::MAX as usize).contains(&num)
 }

@@ -122,8 +122,8 @@ macro_rules! view_methods {
         }
 
         fn $repeat_dim(tensor: $tensor<Self>, dim: usize, times: usize) -> $tensor<Self> {
-            let (repeated, dtype) = (length(&tensor.shape(), dim) * times, tensor.dtype());
-            along(stringify!($repeat_dim), tensor, dim, repeated, dtype, move |x| B::$repeat_dim(x, dim, times))
+            let names = [stringify!($repeat_dim), stringify!($cat)];
+            repeat_dim(names, tensor, dim, times, move |x| B::$repeat_dim(x, dim, times), B::$cat)
         }
 
         fn $unfold(tensor: $tensor<Self>, dim: usize, size: usize, step: usize) -> $tensor<Self> {

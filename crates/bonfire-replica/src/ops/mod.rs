@@ -17,15 +17,16 @@ mod transaction;
 
 use std::ops::Range;
 
-use bonfire_placement::{Op, Placement, Reduction, Role, Yield};
+use bonfire_placement::{Cut, Op, Placement, Reduction, Role, Yield};
 use burn_backend::{
     DType, MetadataError, Scalar, Shape, Slice, TensorMetadata, calculate_matmul_output,
-    ops::unfold::calculate_unfold_shape,
+    ops::unfold::calculate_unfold_shape, tensor::IndexingUpdateOp,
 };
 
 use crate::{
     Member, ReplicaTensor,
     execute::{Call, Linearity, Part, Rule, Spec, apply},
+    gradients::{remember, remembered},
     value::Kind,
 };
 
@@ -312,7 +313,7 @@ pub(crate) fn flip<B: Member, K: Kind<B>>(
     apply(Call::light(name), (tensor,), outline, move |(x,), _| body(x, &axes))
 }
 
-/// A range of each dim.
+/// Some rows of each dim.
 pub(crate) fn slice<B: Member, K: Kind<B>>(
     name: &'static str,
     tensor: ReplicaTensor<B, K>,
@@ -320,35 +321,27 @@ pub(crate) fn slice<B: Member, K: Kind<B>>(
     body: impl Fn(K::Primitive, &[Slice]) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let outline = |(tensor,): &(ReplicaTensor<B, K>,)| {
+        remember(tensor);
         let mut shape = tensor.shape();
-        let (slices, cut) = relative(slices, &shape);
-        let is_blocked = |dim: &usize| slices[*dim].step != 1;
-        let range = |dim: usize| (cut.contains(&dim) && !is_blocked(&dim)).then(|| slices[dim].to_range(shape[dim]));
-        let ranges = (0..shape.num_dims()).map(range).collect();
-        let op = Op::Narrow { ranges, blocked: cut.iter().copied().filter(is_blocked).collect() };
+        let slices = relative(slices, &shape);
+        let (cuts, blocked) = cuts(&slices, &shape);
         for (length, slice) in shape.iter_mut().zip(&slices) {
             *length = slice.output_size(*length);
         }
-        (Rule::new(op).linear(), Spec::new(shape, tensor.dtype()))
+        (Rule::new(Op::Narrow { cuts, blocked }).linear(), Spec::new(shape, tensor.dtype()))
     };
     let whole = tensor.shape();
-    let (slices, _) = relative(slices, &whole);
+    let slices = relative(slices, &whole);
     apply(Call::light(name), (tensor,), outline, move |(x,), part| match part.rows() {
-        Some((dim, held)) => body(x, &own_slices(&slices, dim, whole[dim], &held)),
+        Some((dim, held)) => {
+            let (slices, _) = own_slices(&slices, dim, whole[dim], &held);
+            body(x, &slices)
+        }
         None => body(x, &slices),
     })
 }
 
-/// The slices with those of `dim` in rows of the part that holds the rows `held` of `length`.
-fn own_slices(slices: &[Slice], dim: usize, length: usize, held: &Range<usize>) -> Vec<Slice> {
-    let mut slices = slices.to_vec();
-    let range = slices[dim].to_range(length);
-    let (start, end) = (range.start.max(held.start), range.end.min(held.end));
-    slices[dim] = Slice::from(start - held.start..end - held.start);
-    slices
-}
-
-/// A range of each dim replaced by `value`.
+/// Some rows of each dim replaced by `value`.
 pub(crate) fn slice_assign<B: Member, K: Kind<B>>(
     name: &'static str,
     tensor: ReplicaTensor<B, K>,
@@ -356,17 +349,50 @@ pub(crate) fn slice_assign<B: Member, K: Kind<B>>(
     value: ReplicaTensor<B, K>,
     body: impl Fn(K::Primitive, &[Slice], K::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    let (slices, blocked) = relative(slices, &tensor.shape());
-    apply(
-        Call::light(name),
-        (tensor, value),
-        |(tensor, value)| {
-            (Rule::new(aligned(blocked)).linear(), {
-                Spec::inferred(same_dtype(&[tensor.dtype(), value.dtype()]).map(|()| tensor.shape()), tensor.dtype())
-            })
+    let outline = |(tensor, value): &(ReplicaTensor<B, K>, ReplicaTensor<B, K>)| {
+        let shape = tensor.shape();
+        let (cuts, blocked) = cuts(&relative(slices, &shape), &shape);
+        let rule = Rule::new(Op::Assign { cuts, blocked }).linear().following(remembered(tensor));
+        let shape = same_dtype(&[tensor.dtype(), value.dtype()]).map(|()| shape);
+        (rule, Spec::inferred(shape, tensor.dtype()))
+    };
+    let whole = tensor.shape();
+    let slices = relative(slices, &whole);
+    apply(Call::light(name), (tensor, value), outline, move |(x, v), part| match part.rows() {
+        Some((dim, held)) => match own_slices(&slices, dim, whole[dim], &held) {
+            (_, 0) => x,
+            (slices, _) => body(x, &slices, v),
         },
-        move |(x, v), _| body(x, &slices, v),
-    )
+        None => body(x, &slices, v),
+    })
+}
+
+/// The slices with whole dims said as such, so that they hold on parts too.
+fn relative(slices: &[Slice], shape: &Shape) -> Vec<Slice> {
+    let is_cut = |slice: &&Slice, length: usize| slice.step != 1 || slice.to_range(length) != (0..length);
+    let slice = |(dim, &length): (usize, &usize)| slices.get(dim).filter(|slice| is_cut(slice, length)).copied();
+    shape.iter().enumerate().map(|dim| slice(dim).unwrap_or_default()).collect()
+}
+
+/// What relative slices keep of each dim, and the dims that they go through backwards.
+fn cuts(slices: &[Slice], shape: &Shape) -> (Vec<Option<Cut>>, Vec<usize>) {
+    let blocked = (0..slices.len()).filter(|&dim| slices[dim].is_reversed()).collect();
+    let cut = |(slice, &length): (&Slice, &usize)| (*slice != Slice::full()).then(|| cut(slice, length));
+    (slices.iter().zip(shape.iter()).map(cut).collect(), blocked)
+}
+
+fn cut(slice: &Slice, length: usize) -> Cut {
+    Cut { rows: slice.to_range(length), step: slice.step.unsigned_abs() }
+}
+
+/// The slices with those of `dim` in rows of the part that holds the rows `held` of `length`, and how many rows of `dim`
+/// these are.
+fn own_slices(slices: &[Slice], dim: usize, length: usize, held: &Range<usize>) -> (Vec<Slice>, usize) {
+    let own = cut(&slices[dim], length).within(held);
+    let num_rows = own.num_rows();
+    let mut slices = slices.to_vec();
+    slices[dim] = Slice { step: slices[dim].step, ..Slice::from(own.rows) };
+    (slices, num_rows)
 }
 
 /// Values picked along `dim`, one index per output element.
@@ -378,6 +404,7 @@ pub(crate) fn gather<B: Member, K: Kind<B>, I: Kind<B>>(
     body: impl Fn(K::Primitive, I::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let outline = |(tensor, indices): &(ReplicaTensor<B, K>, ReplicaTensor<B, I>)| {
+        remember(tensor);
         let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
         let op = match shared_dim(tensor) {
             Some(shared) if !blocked.contains(&shared) => aligned(blocked),
@@ -406,7 +433,7 @@ pub(crate) fn scatter<B: Member, K: Kind<B>, I: Kind<B>>(
             true => rows(vec![None, Some(dim), Some(dim)], vec![None]),
             false => aligned(blocked_by_indexing(dim, &tensor.shape(), &indices.shape())),
         };
-        (Rule::new(op), Spec::new(tensor.shape(), tensor.dtype()))
+        (Rule::new(op).following(remembered(tensor)), Spec::new(tensor.shape(), tensor.dtype()))
     };
     apply(Call::light(name), (tensor, indices, value), outline, move |(x, i, v), _| body(x, i, v))
 }
@@ -449,6 +476,79 @@ pub(crate) fn select_assign<B: Member, K: Kind<B>, I: Kind<B>>(
         (rule, Spec::new(tensor.shape(), tensor.dtype()))
     };
     apply(Call::light(name), (tensor, value, indices), outline, move |(x, v, i), _| body(x, i, v))
+}
+
+/// Slices of `tensor`: the coordinates in the last dim of `indices` say where in its first dims.
+pub(crate) fn gather_nd<B: Member, K: Kind<B>, I: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    indices: ReplicaTensor<B, I>,
+    body: impl Fn(K::Primitive, I::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let outline = |(tensor, indices): &(ReplicaTensor<B, K>, ReplicaTensor<B, I>)| {
+        let Some(Coordinates { num, num_dims }) = Coordinates::new(&tensor.shape(), &indices.shape()) else {
+            return (whole(), Spec::Unknown);
+        };
+        let op = match (shared_dim(tensor), shared_dim(indices)) {
+            (Some(dim), _) if dim >= num => rows(vec![Some(dim), None], vec![Some(num_dims + dim - num)]),
+            (_, Some(dim)) if dim < num_dims => rows(vec![None, Some(dim)], vec![Some(dim)]),
+            _ if num_dims > 0 => rows(vec![None, Some(0)], vec![Some(0)]),
+            _ => rows(vec![Some(num), None], vec![Some(0)]),
+        };
+        let shape: Vec<usize> = indices.shape()[..num_dims].iter().chain(&tensor.shape()[num..]).copied().collect();
+        (Rule::new(op).linear_in(0), Spec::new(shape, tensor.dtype()))
+    };
+    apply(Call::light(name), (tensor, indices), outline, move |(x, i), _| body(x, i))
+}
+
+/// Slices combined into `tensor`, where the coordinates in the last dim of `indices` say.
+pub(crate) fn scatter_nd<B: Member, K: Kind<B>, I: Kind<B>>(
+    name: &'static str,
+    tensor: ReplicaTensor<B, K>,
+    indices: ReplicaTensor<B, I>,
+    value: ReplicaTensor<B, K>,
+    update: IndexingUpdateOp,
+    body: impl Fn(K::Primitive, I::Primitive, K::Primitive) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    let outline = |(tensor, indices, value): &Indexed<B, K, I, K>| {
+        let shape = tensor.shape();
+        let spec = Spec::new(shape.clone(), tensor.dtype());
+        let Some(Coordinates { num, num_dims }) = Coordinates::new(&shape, &indices.shape()) else {
+            return (whole(), spec);
+        };
+        let beside = |dim: usize| rows(vec![Some(dim), None, Some(num_dims + dim - num)], vec![Some(dim)]);
+        let adds = matches!(update, IndexingUpdateOp::Add) && adds_to_zeros(tensor);
+        let mut shared = [shared_dim(value), shared_dim(indices)].into_iter().flatten();
+        let longest = (num..shape.num_dims()).max_by_key(|&dim| shape[dim]);
+        let op = match (shared_dim(tensor), shared_dim(value)) {
+            (Some(dim), _) if dim >= num => beside(dim),
+            (_, Some(dim)) if dim >= num_dims => beside(num + dim - num_dims),
+            _ => match (shared.find(|&dim| adds && dim < num_dims), longest) {
+                (Some(dim), _) => rows(vec![None, Some(dim), Some(dim)], vec![None]),
+                (None, Some(dim)) => beside(dim),
+                (None, None) => Op::Whole { num_outputs: 1 },
+            },
+        };
+        (Rule::new(op), spec)
+    };
+    apply(Call::light(name), (tensor, indices, value), outline, move |(x, i, v), _| body(x, i, v))
+}
+
+/// How the indices of [`gather_nd`] and [`scatter_nd`] speak of a tensor.
+struct Coordinates {
+    /// How many dims of the tensor they point into: its first ones.
+    num: usize,
+    /// How many dims hold them.
+    num_dims: usize,
+}
+
+impl Coordinates {
+    /// `None` if they do not fit, or pick a single element: the inner backend knows what comes of that.
+    fn new(tensor: &Shape, indices: &Shape) -> Option<Self> {
+        let num_dims = indices.num_dims().checked_sub(1)?;
+        let num = indices[num_dims];
+        (num <= tensor.num_dims() && num_dims + tensor.num_dims() > num).then_some(Self { num, num_dims })
+    }
 }
 
 /// Windows of a dim, in a new last dim.
@@ -557,8 +657,24 @@ pub(crate) fn rows(inputs: Vec<Option<usize>>, outputs: Vec<Option<usize>>) -> O
     Op::Rows { inputs, outputs }
 }
 
+/// Rows of `dim`, and those again, `times` in all.
+pub(crate) fn repeat_dim<B: Member, K: Kind<B>>(
+    [repeat, join]: [&'static str; 2],
+    tensor: ReplicaTensor<B, K>,
+    dim: usize,
+    times: usize,
+    repeated: impl Fn(K::Primitive) -> K::Primitive + Send + Sync + 'static,
+    joined: impl Fn(Vec<K::Primitive>, usize) -> K::Primitive + Send + Sync + 'static,
+) -> ReplicaTensor<B, K> {
+    if shared_dim(&tensor) == Some(dim) && times > 0 {
+        return cat(join, vec![tensor; times], dim, joined);
+    }
+    let (length, dtype) = (length(&tensor.shape(), dim) * times, tensor.dtype());
+    along(repeat, tensor, dim, length, dtype, repeated)
+}
+
 /// The dim that the members share.
-fn shared_dim<B: Member, K: Kind<B>>(tensor: &ReplicaTensor<B, K>) -> Option<usize> {
+pub(crate) fn shared_dim<B: Member, K: Kind<B>>(tensor: &ReplicaTensor<B, K>) -> Option<usize> {
     match tensor.placement() {
         Placement::Shard { dim, .. } => Some(*dim),
         Placement::Local | Placement::Fill | Placement::Replicate | Placement::Partial { .. } => None,
@@ -597,23 +713,6 @@ pub(crate) fn same_dtype(dtypes: &[DType]) -> Result<(), MetadataError> {
         None => Ok(()),
         Some(other) => Err(MetadataError::Invalid { reason: format!("dtypes {:?} and {other:?} differ", dtypes[0]) }),
     }
-}
-
-/// The slices with whole dims said as such, so that they hold on parts too, and the dims that are cut.
-fn relative(slices: &[Slice], shape: &Shape) -> (Vec<Slice>, Vec<usize>) {
-    let mut blocked = Vec::new();
-    let slices = shape
-        .iter()
-        .enumerate()
-        .map(|(dim, &length)| match slices.get(dim) {
-            Some(slice) if slice.step != 1 || slice.to_range(length) != (0..length) => {
-                blocked.push(dim);
-                *slice
-            }
-            _ => Slice::full(),
-        })
-        .collect();
-    (slices, blocked)
 }
 
 /// Dims on which a gather or scatter cannot be shared: its own, and those where index and tensor differ.

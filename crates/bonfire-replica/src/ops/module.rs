@@ -443,7 +443,7 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
     ) -> FloatTensor<Self> {
         let num_items = length(&log_probs.shape(), 1);
         let per_item = [targets.shape(), input_lengths.shape(), target_lengths.shape()];
-        let (op, spec) = match per_item.iter().all(|shape| shape.first() == Some(&num_items)) {
+        let (op, spec) = match is_per_item(&log_probs, &per_item) {
             true => (
                 rows(vec![Some(1), Some(0), Some(0), Some(0)], vec![Some(0)]),
                 Spec::new([num_items], log_probs.dtype()),
@@ -472,11 +472,16 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
         blank: usize,
     ) -> FloatTensor<Self> {
         let spec = Spec::new(log_probs.shape(), log_probs.dtype());
+        let per_item = [targets.shape(), input_lengths.shape(), target_lengths.shape(), grad_loss.shape()];
+        let op = match is_per_item(&log_probs, &per_item) {
+            true => rows(vec![Some(1), Some(0), Some(0), Some(0), Some(0)], vec![Some(1)]),
+            false => Op::Whole { num_outputs: 1 },
+        };
         let inputs = (log_probs, targets, input_lengths, target_lengths, grad_loss);
         apply(
             Call::light("ctc_loss_backward"),
             inputs,
-            |_| (whole(), spec),
+            |_| (Rule::new(op), spec),
             move |(p, t, i, l, g), _| B::ctc_loss_backward(p, t, i, l, g, blank),
         )
     }
@@ -507,6 +512,12 @@ impl<B: Member> ModuleOps<Self> for Replica<B> {
             move |(re, im), _| B::irfft(re, im, dim, n),
         )
     }
+}
+
+/// Whether the shapes have one row per item of `[time, items, classes]`.
+fn is_per_item<B: Member>(log_probs: &ReplicaTensor<B, Float>, shapes: &[Shape]) -> bool {
+    let shape = log_probs.shape();
+    shapes.iter().all(|other| other.first() == shape.get(1))
 }
 
 fn bias_fits<B: Member>(bias: &Option<ReplicaTensor<B, Float>>, num_outputs: usize) -> bool {
