@@ -14,6 +14,7 @@ mod probe;
 mod probe_tests;
 mod programs;
 mod random;
+mod random_programs;
 mod runs;
 mod shares;
 mod soak;

@@ -1,7 +1,10 @@
 //! What is shared out, what stays whole, and which collectives that takes.
 
-use bonfire::{Placement, Replica, ReplicaTensor, Spread, collectives::Collective, value::Float};
-use burn::tensor::{Tensor, TensorPrimitive, activation::relu};
+use bonfire::{Placement, Replica, ReplicaDevice, ReplicaTensor, Spread, collectives::Collective, value::Float};
+use burn::{
+    backend::Autodiff,
+    tensor::{Int, Tensor, TensorData, TensorPrimitive, activation::relu},
+};
 use burn_flex::Flex;
 
 use super::runs::{ALWAYS, replica};
@@ -154,4 +157,32 @@ fn a_dim_of_length_one_is_never_shared() {
     assert_eq!(placement(&row), Placement::Replicate);
     let product = row.clone().matmul(Tensor::from_data([[1.0f32], [1.0], [1.0]], &device));
     assert_eq!(product.into_scalar(), 6.0);
+}
+
+/// Where the gradient of `x` lies, with what it took to make it there.
+fn gradient_of(
+    device: &ReplicaDevice<Flex>,
+    loss: impl Fn(Tensor<Autodiff<B>, 2>) -> Tensor<Autodiff<B>, 1>,
+) -> (Placement, String) {
+    // Five sequences of 100 tokens: 300 and 200 rows, which nobody would guess from 500.
+    let x = Tensor::<Autodiff<B>, 3>::ones([5, 100, 4], device).matmul(Tensor::ones([1, 4, 4], device));
+    let x = x.reshape([500, 4]).detach().require_grad();
+    assert_eq!(placement(&x.clone().inner()), Placement::shard(0, [300, 200]));
+    let loss = loss(x.clone());
+    let before = device.collectives().tally();
+    let grad = x.grad(&loss.backward()).unwrap();
+    <B as burn::tensor::backend::Backend>::sync(device).unwrap();
+    (placement(&grad), (device.collectives().tally() - before).to_string())
+}
+
+#[test]
+fn the_gradient_of_what_was_picked_or_cut_is_shared_as_that_was() {
+    let device = replica::<Flex>(2, ALWAYS);
+    let labels =
+        Tensor::<Autodiff<B>, 1, Int>::from_data(TensorData::from([1i64, 3, 0, 2].repeat(125).as_slice()), &device);
+    let shared = (Placement::shard(0, [300, 200]), "nothing".to_string());
+    let of_labels = |x: Tensor<Autodiff<B>, 2>| x.gather(1, labels.clone().reshape([500, 1])).mean();
+    assert_eq!(gradient_of(&device, of_labels), shared);
+    assert_eq!(gradient_of(&device, |x| x.slice([100..450]).sum()), shared);
+    assert_eq!(gradient_of(&device, |x| (x.clone() * x).slice([100..450]).sum()), shared);
 }

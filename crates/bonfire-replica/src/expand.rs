@@ -34,7 +34,8 @@ pub(crate) fn on_stored<B: Member>(
     output: &Shape,
 ) -> Option<OnStored> {
     let mut tensors = inputs.iter().flatten();
-    if !tensors.clone().any(Tensor::is_stored_small) || tensors.any(Tensor::is_sharded) {
+    // Nothing is stored smaller than no elements: there a length of 1 would stand for 0.
+    if output.num_elements() == 0 || !tensors.clone().any(Tensor::is_stored_small) || tensors.any(Tensor::is_sharded) {
         return None;
     }
     let (op, shape) = match (op, &*inputs) {

@@ -66,7 +66,8 @@ pub(super) fn assign(
         return Ok(None);
     }
     let usable = |operand: Operand<'_>| {
-        operand.shard().filter(|(dim, _)| !blocked.contains(dim)).map(|(dim, lengths)| (dim, lengths.clone()))
+        let (dim, lengths) = operand.shard()?;
+        (!blocked.contains(&dim) && target.shape[dim] > 1).then(|| (dim, lengths.clone()))
     };
     let (dim, lengths) = match (usable(target), usable(value)) {
         (Some(shared), _) => shared,

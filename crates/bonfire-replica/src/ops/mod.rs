@@ -543,11 +543,11 @@ struct Coordinates {
 }
 
 impl Coordinates {
-    /// `None` if they do not fit, or pick a single element: the inner backend knows what comes of that.
+    /// `None` if they do not fit, point nowhere, or pick a single element: the inner backend knows what comes of that.
     fn new(tensor: &Shape, indices: &Shape) -> Option<Self> {
         let num_dims = indices.num_dims().checked_sub(1)?;
         let num = indices[num_dims];
-        (num <= tensor.num_dims() && num_dims + tensor.num_dims() > num).then_some(Self { num, num_dims })
+        (num > 0 && num <= tensor.num_dims() && num_dims + tensor.num_dims() > num).then_some(Self { num, num_dims })
     }
 }
 
@@ -590,7 +590,8 @@ pub(crate) fn reduce_dim<B: Member, I: Kind<B>, O: Kind<B>>(
         |(tensor,)| {
             let shape = tensor.shape();
             let num_rows = length(&shape, dim);
-            let reduced = has_extreme(reduction, num_rows).and_then(|()| with_length(shape, dim, 1));
+            let dtype = dtype.into();
+            let reduced = has_extreme(reduction, num_rows, dtype).and_then(|()| with_length(shape, dim, 1));
             (Rule::new(Op::Reduce { dim, reduction }), Spec::inferred(reduced, dtype))
         },
         move |(x,), part| body(x, part),
@@ -609,17 +610,18 @@ pub(crate) fn reduce_all<B: Member, I: Kind<B>, O: Kind<B>>(
         Call::light(name),
         (tensor,),
         |(tensor,)| {
-            let reduced = has_extreme(reduction, tensor.shape().num_elements()).map(|()| Shape::from([1]));
+            let (dtype, num_elements) = (dtype.into(), tensor.shape().num_elements());
+            let reduced = has_extreme(reduction, num_elements, dtype).map(|()| Shape::from([1]));
             (Rule::new(Op::ReduceAll { reduction }), Spec::inferred(reduced, dtype))
         },
         move |(x,), part| body(x, part),
     )
 }
 
-/// Nothing has no largest element.
-fn has_extreme(reduction: Reduction, num: usize) -> Result<(), MetadataError> {
+/// Nothing has no largest element; but none of nothing holds, and all of it.
+fn has_extreme(reduction: Reduction, num: usize, dtype: DType) -> Result<(), MetadataError> {
     match reduction {
-        Reduction::Max | Reduction::Min if num == 0 => {
+        Reduction::Max | Reduction::Min if num == 0 && !matches!(dtype, DType::Bool(_)) => {
             Err(MetadataError::Invalid { reason: "the largest or smallest of no elements".to_owned() })
         }
         Reduction::Max | Reduction::Min | Reduction::Sum | Reduction::Mean | Reduction::Whole => Ok(()),
