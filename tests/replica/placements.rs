@@ -183,6 +183,6 @@ fn the_gradient_of_what_was_picked_or_cut_is_shared_as_that_was() {
     let shared = (Placement::shard(0, [300, 200]), "nothing".to_string());
     let of_labels = |x: Tensor<Autodiff<B>, 2>| x.gather(1, labels.clone().reshape([500, 1])).mean();
     assert_eq!(gradient_of(&device, of_labels), shared);
-    assert_eq!(gradient_of(&device, |x| x.slice([100..450]).sum()), shared);
-    assert_eq!(gradient_of(&device, |x| (x.clone() * x).slice([100..450]).sum()), shared);
+    assert_eq!(gradient_of(&device, |x| x.slice_dim(0, 100..450).sum()), shared);
+    assert_eq!(gradient_of(&device, |x| (x.clone() * x).slice_dim(0, 100..450).sum()), shared);
 }

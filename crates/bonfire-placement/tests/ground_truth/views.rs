@@ -38,7 +38,8 @@ fn reshapes_equal_one_device_whatever_is_sharded() {
 
 #[test]
 fn rows_that_do_not_go_together_are_exchanged_for_some_that_do() {
-    let table: [(&[usize], Placement, &[usize], Placement, Placement); 4] = [
+    type Row<'a> = (&'a [usize], Placement, &'a [usize], Placement, Placement);
+    let table: [Row<'_>; 4] = [
         // An inner dim of a group: its outermost one takes its place.
         (&[5, 3, 4], Placement::shard(1, [2, 1]), &[15, 4], Placement::shard(0, [3, 2]), Placement::shard(0, [9, 6])),
         // Rows of the output that lie on two ranks.
