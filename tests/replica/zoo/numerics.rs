@@ -119,8 +119,9 @@ fn train_in<B: AutodiffBackend>(dtype: FloatDType, device: &B::Device, journal: 
 }
 
 /// The gradients of LayerNorm's two parameters are sums over the batch. In halves a sum is made of the whole: a member's
-/// part could overflow, or lose digits, where the whole sum would not.
-const HALVES: Expected = Expected { others: 2, ..Expected::new(1) };
+/// part could overflow, or lose digits, where the whole sum would not. So the members exchange the batch for features, of
+/// which each sums its own, and join those for the optimizer.
+const HALVES: Expected = Expected { others: 4, ..Expected::new(1) };
 
 struct TrainF16;
 
