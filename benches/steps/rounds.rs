@@ -9,6 +9,10 @@ use crate::contenders::Contender;
 
 const NUM_ROUNDS: usize = 30;
 const MAX_TIME: Duration = Duration::from_secs(120);
+/// Of contenders whose round takes longer than `LONG_ROUND`.
+const NUM_LONG_ROUNDS: usize = 8;
+const LONG_ROUND: Duration = Duration::from_secs(10);
+const MAX_TIME_OF_LONG: Duration = Duration::from_secs(480);
 const MAX_STEAL: f64 = 0.05;
 
 #[derive(Clone, Copy)]
@@ -18,45 +22,55 @@ pub enum Goal {
     None,
 }
 
-/// Seconds of each contender, in each round that counts.
-pub struct Rounds(Vec<Vec<f64>>);
+/// What was measured.
+pub struct Rounds {
+    /// Seconds of each contender, in each round that counts.
+    seconds: Vec<Vec<f64>>,
+    /// Rounds that a figure needs.
+    needed: usize,
+}
 
 impl Rounds {
     /// Measures until enough rounds count, or time is up.
     pub fn measure(mut contenders: Vec<Contender>) -> Self {
         // Warm up: the first steps make threads, memory and optimizer state.
-        for _ in 0..3 {
-            for run in &mut contenders {
-                run();
+        let begin = Instant::now();
+        contenders.iter_mut().for_each(|run| drop(run()));
+        let (needed, max_time) = match begin.elapsed() > LONG_ROUND {
+            true => (NUM_LONG_ROUNDS, MAX_TIME_OF_LONG),
+            false => {
+                contenders.iter_mut().for_each(|run| drop((run(), run())));
+                (NUM_ROUNDS, MAX_TIME)
             }
-        }
-        let (mut rounds, start) = (Vec::new(), Instant::now());
-        while rounds.len() < NUM_ROUNDS && start.elapsed() < MAX_TIME {
+        };
+        let (mut seconds, start) = (Vec::new(), Instant::now());
+        while seconds.len() < needed && start.elapsed() < max_time {
             let before = CpuTime::now();
             let round: Vec<f64> = contenders.iter_mut().map(|run| run()).collect();
             if before.steal_until(&CpuTime::now()) <= MAX_STEAL {
-                rounds.push(round);
+                seconds.push(round);
             }
         }
-        Self(rounds)
+        Self { seconds, needed }
     }
 
     /// Prints the ratio of two contenders' times.
     pub fn report(&self, name: &str, numerator: usize, denominator: usize, goal: Goal) {
-        let ratios = self.0.iter().map(|round| round[numerator] / round[denominator]).collect();
-        let millis = median(self.0.iter().map(|round| round[denominator] * 1e3).collect());
-        print_figure(name, "ratio", ratios, goal, &format!(",\"millis\":{millis:.3}"));
+        let ratios = self.seconds.iter().map(|round| round[numerator] / round[denominator]).collect();
+        let millis = median(self.seconds.iter().map(|round| round[denominator] * 1e3).collect());
+        print_figure(name, "ratio", ratios, self.needed, goal, &format!(",\"millis\":{millis:.3}"));
     }
 
     /// Prints one contender's time.
     pub fn report_micros(&self, name: &str, contender: usize, goal: Goal) {
-        print_figure(name, "micros", self.0.iter().map(|round| round[contender] * 1e6).collect(), goal, "");
+        let micros = self.seconds.iter().map(|round| round[contender] * 1e6).collect();
+        print_figure(name, "micros", micros, self.needed, goal, "");
     }
 }
 
 /// Prints a ratio that was measured once.
 pub fn print_value(name: &str, ratio: f64, goal: Goal) {
-    print_figure(name, "ratio", vec![ratio; NUM_ROUNDS], goal, "");
+    print_figure(name, "ratio", vec![ratio], 1, goal, "");
 }
 
 /// Memory that the process has, from the system; not a number where that does not tell.
@@ -66,7 +80,7 @@ pub fn resident_bytes() -> f64 {
     kib.map_or(f64::NAN, |kib: f64| kib * 1024.0)
 }
 
-fn print_figure(name: &str, unit: &str, mut values: Vec<f64>, goal: Goal, more: &str) {
+fn print_figure(name: &str, unit: &str, mut values: Vec<f64>, needed: usize, goal: Goal, more: &str) {
     values.sort_by(f64::total_cmp);
     let (low, high) = interval(&values);
     let (goal, ok) = match goal {
@@ -74,7 +88,7 @@ fn print_figure(name: &str, unit: &str, mut values: Vec<f64>, goal: Goal, more: 
         Goal::AtLeast(goal) => (format!("{goal}"), high >= goal),
         Goal::None => ("null".into(), true),
     };
-    let ok = ok && values.len() >= NUM_ROUNDS;
+    let ok = ok && values.len() >= needed;
     let (rounds, middle) = (values.len(), median(values));
     println!(
         "{{\"name\":\"{name}\",\"{unit}\":{middle:.3},\"low\":{low:.3},\"high\":{high:.3},\"goal\":{goal},\"ok\":{ok},\"rounds\":{rounds}{more}}}"

@@ -16,6 +16,7 @@ use burn::{
     optim::{AdamConfig, GradientsAccumulator, GradientsParams, Optimizer},
     tensor::{
         ElementConversion, Int, Tensor, TensorData, TensorPrimitive,
+        activation::relu,
         backend::{AutodiffBackend, Backend},
     },
 };
@@ -231,6 +232,23 @@ fn part_of_second<M: Member>(device: &ReplicaDevice<M>) -> f64 {
     f64::from(weights[1]) / f64::from(weights.iter().sum::<u32>())
 }
 
+/// Wide enough that its products take most of a step's time, on a busy machine too.
+#[derive(Module, Debug)]
+struct Wide<B: Backend> {
+    hidden: Linear<B>,
+    output: Linear<B>,
+}
+
+impl<B: Backend> Classifier<B> for Wide<B> {
+    fn init(device: &B::Device) -> Self {
+        Self { hidden: LinearConfig::new(144, 1024).init(device), output: LinearConfig::new(1024, 10).init(device) }
+    }
+
+    fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
+        self.output.forward(relu(self.hidden.forward(images.flatten(1, 3))))
+    }
+}
+
 /// No time is asserted: a member of a quarter of the speed is told apart on a busy machine too.
 #[test]
 fn auto_takes_rows_from_a_slow_member_gives_them_back_and_is_replayed_bitwise() {
@@ -239,7 +257,7 @@ fn auto_takes_rows_from_a_slow_member_gives_them_back_and_is_replayed_bitwise() 
     let device = members::<Probe>(devices.clone(), Shares::Equal, Balance::Auto, ALWAYS);
     devices[1].slow_down(4.0);
     let (mut parts, mut slow_until) = (vec![], None);
-    let found = fit::<Ad<Probe>, Mlp<_>>(&device, 256, 1, |step| {
+    let found = fit::<Ad<Probe>, Wide<_>>(&device, 256, 1, |step| {
         let part = part_of_second(&device);
         parts.push(part);
         if slow_until.is_none() && part < 0.4 {
@@ -259,11 +277,11 @@ fn auto_takes_rows_from_a_slow_member_gives_them_back_and_is_replayed_bitwise() 
     let written = serde_json::to_string(&schedule).unwrap();
     let replayed = Balance::Replay(serde_json::from_str(&written).unwrap());
     let again = members::<Probe>(ProbeDevice::fresh(2), Shares::Equal, replayed, ALWAYS);
-    assert_eq!(fit::<Ad<Probe>, Mlp<_>>(&again, 256, 1, |step| step < num_steps), found);
+    assert_eq!(fit::<Ad<Probe>, Wide<_>>(&again, 256, 1, |step| step < num_steps), found);
     assert_eq!(again.share_schedule(), Some(schedule));
 
     // With any other split the losses are those of one device as well.
-    let plain = fit::<Autodiff<Flex>, Mlp<_>>(&FlexDevice, 256, 1, |step| step < num_steps);
+    let plain = fit::<Autodiff<Flex>, Wide<_>>(&FlexDevice, 256, 1, |step| step < num_steps);
     assert_near(&found.losses[..10], &plain.losses[..10], 1e-5, "first losses");
     assert_near(&found.losses, &plain.losses, 1e-3, "losses");
 }
