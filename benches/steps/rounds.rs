@@ -10,7 +10,7 @@ use crate::contenders::Contender;
 const NUM_ROUNDS: usize = 30;
 const MAX_TIME: Duration = Duration::from_secs(120);
 /// Of contenders whose round takes longer than `LONG_ROUND`.
-const NUM_LONG_ROUNDS: usize = 8;
+const NUM_LONG_ROUNDS: usize = 6;
 const LONG_ROUND: Duration = Duration::from_secs(10);
 const MAX_TIME_OF_LONG: Duration = Duration::from_secs(480);
 const MAX_STEAL: f64 = 0.05;
@@ -35,11 +35,16 @@ impl Rounds {
     pub fn measure(mut contenders: Vec<Contender>) -> Self {
         // Warm up: the first steps make threads, memory and optimizer state.
         let begin = Instant::now();
-        contenders.iter_mut().for_each(|run| drop(run()));
+        for run in &mut contenders {
+            run();
+        }
         let (needed, max_time) = match begin.elapsed() > LONG_ROUND {
             true => (NUM_LONG_ROUNDS, MAX_TIME_OF_LONG),
             false => {
-                contenders.iter_mut().for_each(|run| drop((run(), run())));
+                for run in &mut contenders {
+                    run();
+                    run();
+                }
                 (NUM_ROUNDS, MAX_TIME)
             }
         };

@@ -186,3 +186,14 @@ fn the_gradient_of_what_was_picked_or_cut_is_shared_as_that_was() {
     assert_eq!(gradient_of(&device, |x| x.slice_dim(0, 100..450).sum()), shared);
     assert_eq!(gradient_of(&device, |x| (x.clone() * x).slice_dim(0, 100..450).sum()), shared);
 }
+
+/// A tensor of a shape that was shared once, but is at home now, has its gradient at home.
+#[test]
+fn what_is_cut_at_home_has_its_gradient_at_home_though_its_shape_was_shared_before() {
+    let device = replica::<Flex>(2, ALWAYS);
+    gradient_of(&device, |x| x.slice_dim(0, 100..450).sum());
+    let x = Tensor::<Autodiff<B>, 2>::from_data(TensorData::from([[1.0f32; 4]; 500]), &device).require_grad();
+    let grad = x.grad(&x.clone().slice_dim(0, 100..450).sum().backward()).unwrap();
+    assert_eq!(placement(&grad), Placement::Local);
+    assert_eq!(grad.sum().into_scalar(), 350.0 * 4.0);
+}

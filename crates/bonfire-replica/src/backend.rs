@@ -8,6 +8,7 @@ use crossbeam_channel::bounded;
 
 use crate::{
     Member, RandomMode, RandomState, ReplicaDevice, ReplicaError, ReplicaTensor,
+    balance::Cost,
     group::{MemberContext, Task},
     value::{Bool, Float, Int, Quantized},
 };
@@ -139,6 +140,10 @@ pub(crate) fn run_on_all<B: Member>(
     impl<B: Member, F: Fn(&MemberContext<B>) + Send + Sync> Task<B> for BackendTask<F> {
         fn operation(&self) -> &'static str {
             self.operation
+        }
+
+        fn cost(&self, _rank: usize) -> Cost {
+            Cost::Collective
         }
 
         fn run(&self, member: &MemberContext<B>) -> Result<(), CollectiveError> {

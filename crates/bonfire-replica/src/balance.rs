@@ -33,7 +33,7 @@ const SETTLING: u64 = 1;
 pub(crate) enum Cost {
     /// No work to speak of.
     Unmeasured,
-    /// On the other members too, which are waited for.
+    /// On others, who are waited for: members in a collective, or whoever reads.
     Collective,
     /// On nothing: it is the same for any share.
     Whole,
@@ -87,7 +87,7 @@ struct Steps {
     num_ended: u64,
     /// So far, or all of it.
     schedule: ShareSchedule,
-    /// `None` for a replay.
+    /// `None` for a replay, and for one member.
     auto: Option<Auto>,
 }
 
@@ -103,7 +103,8 @@ impl Balancer {
                     Shares::Equal | Shares::First(_) => vec![1; num_members],
                 };
                 let start = ShareSchedule { changes: vec![ShareChange { step: 0, weights }] };
-                (start, Some(Arc::new(Samples::new(num_members))))
+                // Alone, a member has nobody to share with.
+                (start, (num_members > 1).then(|| Arc::new(Samples::new(num_members))))
             }
         };
         let shares = schedule.weights_after(0).map_or_else(|| options.shares.clone(), weighted);
@@ -148,9 +149,11 @@ impl Balancer {
             schedule.changes.push(ShareChange { step, weights });
         }
         let is_due = |change: &&ShareChange| change.step == step;
-        if let Some(change) = schedule.changes.iter().rev().find(is_due) {
-            tracing::info!(step, weights = ?change.weights, "shares of the members change");
-            *self.shares.write().unwrap_or_else(PoisonError::into_inner) = weighted(&change.weights);
+        let change = schedule.changes.iter().rev().find(is_due).cloned();
+        drop(steps);
+        if let Some(ShareChange { weights, .. }) = change {
+            tracing::info!(step, ?weights, "shares of the members change");
+            *self.shares.write().unwrap_or_else(PoisonError::into_inner) = Shares::Weighted(weights);
         }
     }
 }
@@ -318,15 +321,19 @@ fn sync<B: Member>(device: &B::Device) {
 
 impl Tally {
     fn add(&mut self, cost: Cost, seconds: f64) {
+        const MAX_NUMBERS: usize = 64;
         let Cost::Rows { held: held @ 1.., of } = cost else {
             self.cost.fixed_seconds += seconds;
             return;
         };
         self.shared = Some(cost);
         self.cost.all_rows_seconds += seconds * of as f64 / held as f64;
-        match self.seconds_by_rows.iter_mut().find(|(num_rows, _)| *num_rows == of) {
-            Some((_, sum)) => *sum += seconds,
-            None => self.seconds_by_rows.push((of, seconds)),
+        let known = self.seconds_by_rows.iter().position(|(num_rows, _)| *num_rows == of);
+        match known {
+            Some(index) => self.seconds_by_rows[index].1 += seconds,
+            None if self.seconds_by_rows.len() < MAX_NUMBERS => self.seconds_by_rows.push((of, seconds)),
+            // No step has this many; what never ends one (evaluation) may.
+            None => {}
         }
     }
 

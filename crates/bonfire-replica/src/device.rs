@@ -226,7 +226,7 @@ struct Registry<B: Member> {
 }
 
 impl<B: Member> Registry<B> {
-    /// Groups of all backend types; ids are never used twice.
+    /// The groups of `B`, whose ids are never used twice; each backend type has its own.
     fn with<R>(f: impl FnOnce(&mut Self) -> R) -> R {
         static REGISTRIES: Mutex<Option<HashMap<TypeId, Box<dyn Any + Send>>>> = Mutex::new(None);
         let mut registries = REGISTRIES.lock().unwrap_or_else(PoisonError::into_inner);

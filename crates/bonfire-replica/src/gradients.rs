@@ -3,18 +3,26 @@
 //! The backward pass of a cross entropy puts a small gradient, which may be at home, into zeros of the shape of the
 //! logits. With nothing else to go by that would be done at home, for all rows, and then cut for the members.
 
-use std::{cell::RefCell, collections::VecDeque};
+use std::{any::TypeId, cell::RefCell, collections::VecDeque};
 
 use bonfire_placement::Placement;
 use burn_backend::{Shape, TensorMetadata};
 
 use crate::{Member, ReplicaTensor, value::Kind};
 
-/// A shape that some tensor of a group had, and where that tensor's parts were.
-struct Remembered {
+/// Of which tensors the last one is remembered.
+#[derive(PartialEq)]
+struct Key {
+    /// Groups are numbered for each backend anew.
+    backend: TypeId,
     group: u16,
     shape: Shape,
-    placement: Placement,
+}
+
+impl Key {
+    fn of<B: Member, K: Kind<B>>(tensor: &ReplicaTensor<B, K>) -> Self {
+        Self { backend: TypeId::of::<B>(), group: tensor.device_ref().group.index, shape: tensor.shape() }
+    }
 }
 
 /// Of one thread: more shapes than a model has of such tensors. Older ones are forgotten, at the cost of an exchange.
@@ -22,31 +30,36 @@ const MAX_SHAPES: usize = 64;
 
 thread_local! {
     /// The calling thread's own, so that what others do never decides where a gradient is computed.
-    static REMEMBERED: RefCell<VecDeque<Remembered>> = const { RefCell::new(VecDeque::new()) };
+    static REMEMBERED: RefCell<VecDeque<(Key, Placement)>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Keeps in mind how the members share `tensor`, if they do.
-pub(crate) fn remember<B: Member, K: Kind<B>>(tensor: &ReplicaTensor<B, K>) {
-    let placement @ Placement::Shard { .. } = tensor.placement() else { return };
-    let (group, shape) = (tensor.device_ref().group.index, tensor.shape());
+/// Keeps in mind how the members share `tensor`, out of which something is picked, or that they do not.
+pub(crate) fn note<B: Member, K: Kind<B>>(tensor: &ReplicaTensor<B, K>) {
+    let placement = tensor.placement();
+    let is_shared = matches!(placement, Placement::Shard { .. });
     REMEMBERED.with_borrow_mut(|remembered| {
-        let known = remembered.iter().position(|known| known.group == group && known.shape == shape);
-        let oldest = || (remembered.len() == MAX_SHAPES).then_some(0);
-        if let Some(index) = known.or_else(oldest) {
-            remembered.remove(index);
+        if !is_shared && remembered.is_empty() {
+            return;
         }
-        remembered.push_back(Remembered { group, shape, placement: placement.clone() });
+        let key = Key::of(tensor);
+        remembered.retain(|(known, _)| *known != key);
+        if is_shared {
+            if remembered.len() == MAX_SHAPES {
+                remembered.pop_front();
+            }
+            remembered.push_back((key, placement.clone()));
+        }
     });
 }
 
-/// How the last tensor of the shape of `tensor` was shared, if `tensor` is zeros.
+/// How the last tensor of the shape of `tensor` was shared that something was picked out of, if `tensor` is zeros.
 pub(crate) fn remembered<B: Member, K: Kind<B>>(tensor: &ReplicaTensor<B, K>) -> Option<Placement> {
     if !tensor.is_zero_fill() {
         return None;
     }
-    let (group, shape) = (tensor.device_ref().group.index, tensor.shape());
+    let key = Key::of(tensor);
     REMEMBERED.with_borrow(|remembered| {
-        let known = remembered.iter().find(|known| known.group == group && known.shape == shape);
-        known.map(|known| known.placement.clone())
+        let known = remembered.iter().find(|(known, _)| *known == key);
+        known.map(|(_, placement)| placement.clone())
     })
 }

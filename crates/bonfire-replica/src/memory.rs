@@ -79,7 +79,7 @@ pub struct MemoryReport {
 }
 
 impl MemoryReport {
-    /// The largest peak of a member over the smallest; 1 where no member held anything.
+    /// The largest peak of a member over the smallest: infinity if one held nothing, 1 if none held anything.
     pub fn balance(&self) -> f64 {
         let peaks = || self.members.iter().map(|member| member.peak.total());
         match (peaks().max(), peaks().min()) {

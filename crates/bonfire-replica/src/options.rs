@@ -30,7 +30,8 @@ impl Default for Spread {
 ///
 /// A step ends where an operation on whole values (an optimizer's first, a norm to clip by) asks for gradients, and all
 /// that the calling thread has made are summed. Steps are counted per device; with several threads that train on one
-/// device, in the order in which their steps end. Passes without gradients change nothing. Between two ends the shares
+/// device, in the order in which their steps end. Passes without gradients change nothing, and neither do gradients that
+/// are never whole: with [`Spread::Eager`] parameters are shared out themselves, and plain SGD keeps them so. Between two ends the shares
 /// stay as they are, for all threads; what is alive when they change keeps its parts, and is brought into new ones where
 /// it meets them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,14 +43,15 @@ pub enum Balance {
     /// By what members are measured to take, so that a slow or busy one does not hold the others: from
     /// [`ReplicaOptions::shares`] (equal, or weights above zero) to those with which all end a step together. The
     /// medians of eight steps decide, and nothing changes that would not save a twentieth of a step in both halves of
-    /// them. Each member
-    /// keeps at least a row, so that it is measured again; with fewer rows than members nothing changes, and a member
-    /// that has no rows of a batch keeps what was last known of it.
+    /// them. Each member keeps at least a row, so that it is measured again; with fewer rows than members nothing changes,
+    /// and a member that has no rows of a batch keeps what was last known of it.
     ///
     /// Two runs may choose other shares, and then sum in another order:
     /// [`share_schedule`](crate::ReplicaDevice::share_schedule) records what was chosen, for a replay.
     Auto,
-    /// As recorded by an earlier run, or written by hand: with the same members, seed and program, the same bits.
+    /// As recorded by an earlier run, or written by hand: with the same members, seed and program, the same bits, if one
+    /// thread alone shares tensors out. Where a second one does (it evaluates while the first trains), what it finds
+    /// depends on the step that the first has come to.
     Replay(ShareSchedule),
 }
 

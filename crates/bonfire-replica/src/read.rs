@@ -9,6 +9,7 @@ use crossbeam_channel::{Sender, bounded};
 
 use crate::{
     Member,
+    balance::Cost,
     group::{MemberContext, Task},
     member,
     redistribute::{Scope, Source},
@@ -76,6 +77,10 @@ struct ReadTask<B: Member> {
 impl<B: Member> Task<B> for ReadTask<B> {
     fn operation(&self) -> &'static str {
         "read"
+    }
+
+    fn cost(&self, _rank: usize) -> Cost {
+        Cost::Collective
     }
 
     fn run(&self, context: &MemberContext<B>) -> Result<(), CollectiveError> {

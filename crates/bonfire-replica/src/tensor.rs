@@ -296,10 +296,10 @@ pub(crate) struct Storage<B: Member> {
     pub(crate) dtype: DType,
     pub(crate) placement: Placement,
     fill: Option<Fill<B>>,
+    /// Counts `home` once the tensor has other forms too; dropped before it, as long as its address is its own.
+    home_value: OnceLock<HomeValue>,
     /// Of `Local` tensors.
     home: Option<Home<B>>,
-    /// Counts `home` once the tensor has other forms too.
-    home_value: OnceLock<HomeValue>,
     /// The parts in each placement the tensor was needed in. Changed only by who holds the group's order.
     forms: Mutex<Vec<(Placement, Arc<Parts<B>>)>>,
     /// Of a sum in parts.

@@ -189,9 +189,9 @@ impl Op {
     /// The placements that spread this op over the ranks.
     ///
     /// To be asked once the op is to be spread. `Local` and `Fill` operands take any placement, `Replicate` is sliced
-    /// for free, `Shard` stays where the op allows it and else becomes one of another dim, and `Partial` stays where the op is linear in it, else it is
-    /// reduced. `shares` decides only where no operand is sharded on a dim
-    /// that the op can share.
+    /// for free, `Shard` stays where the op allows it and else becomes one of another dim, and `Partial` stays where the
+    /// op is linear in it, else it is reduced. `shares` decides only where no operand is sharded on a dim that the op can
+    /// share.
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ use burn_backend::{
 use crate::{
     Member, ReplicaTensor,
     execute::{Call, Linearity, Part, Rule, Spec, apply},
-    gradients::{remember, remembered},
+    gradients::{note, remembered},
     value::Kind,
 };
 
@@ -321,7 +321,6 @@ pub(crate) fn slice<B: Member, K: Kind<B>>(
     body: impl Fn(K::Primitive, &[Slice]) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let outline = |(tensor,): &(ReplicaTensor<B, K>,)| {
-        remember(tensor);
         let mut shape = tensor.shape();
         let slices = relative(slices, &shape);
         let (cuts, blocked) = cuts(&slices, &shape);
@@ -330,6 +329,7 @@ pub(crate) fn slice<B: Member, K: Kind<B>>(
         }
         (Rule::new(Op::Narrow { cuts, blocked }).linear(), Spec::new(shape, tensor.dtype()))
     };
+    note(&tensor);
     let whole = tensor.shape();
     let slices = relative(slices, &whole);
     apply(Call::light(name), (tensor,), outline, move |(x,), part| match part.rows() {
@@ -404,7 +404,6 @@ pub(crate) fn gather<B: Member, K: Kind<B>, I: Kind<B>>(
     body: impl Fn(K::Primitive, I::Primitive) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
     let outline = |(tensor, indices): &(ReplicaTensor<B, K>, ReplicaTensor<B, I>)| {
-        remember(tensor);
         let blocked = blocked_by_indexing(dim, &tensor.shape(), &indices.shape());
         let op = match shared_dim(tensor) {
             Some(shared) if !blocked.contains(&shared) => aligned(blocked),
@@ -413,6 +412,7 @@ pub(crate) fn gather<B: Member, K: Kind<B>, I: Kind<B>>(
         };
         (Rule::new(op).linear_in(0), Spec::new(indices.shape(), tensor.dtype()))
     };
+    note(&tensor);
     apply(Call::light(name), (tensor, indices), outline, move |(x, i), _| body(x, i))
 }
 
@@ -455,6 +455,7 @@ pub(crate) fn select<B: Member, K: Kind<B>, I: Kind<B>>(
         };
         (rule, Spec::inferred(with_length(tensor.shape(), dim, num_indices), tensor.dtype()))
     };
+    note(&tensor);
     apply(Call::light(name), (tensor, indices), outline, move |(x, i), _| body(x, i))
 }
 
@@ -498,6 +499,7 @@ pub(crate) fn gather_nd<B: Member, K: Kind<B>, I: Kind<B>>(
         let shape: Vec<usize> = indices.shape()[..num_dims].iter().chain(&tensor.shape()[num..]).copied().collect();
         (Rule::new(op).linear_in(0), Spec::new(shape, tensor.dtype()))
     };
+    note(&tensor);
     apply(Call::light(name), (tensor, indices), outline, move |(x, i), _| body(x, i))
 }
 
@@ -668,7 +670,9 @@ pub(crate) fn repeat_dim<B: Member, K: Kind<B>>(
     repeated: impl Fn(K::Primitive) -> K::Primitive + Send + Sync + 'static,
     joined: impl Fn(Vec<K::Primitive>, usize) -> K::Primitive + Send + Sync + 'static,
 ) -> ReplicaTensor<B, K> {
-    if shared_dim(&tensor) == Some(dim) && times > 0 {
+    /// Each copy is exchanged for itself; for more of them it is cheaper to bring another dim between the members.
+    const MOST_JOINED: usize = 4;
+    if shared_dim(&tensor) == Some(dim) && (1..=MOST_JOINED).contains(&times) {
         return cat(join, vec![tensor; times], dim, joined);
     }
     let (length, dtype) = (length(&tensor.shape(), dim) * times, tensor.dtype());
