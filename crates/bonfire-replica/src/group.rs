@@ -15,7 +15,7 @@ use std::{
 
 use bonfire_collectives::{CollectiveError, Communicator, Counting, Counts, ThreadCommunicator};
 use burn_backend::DType;
-use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TryRecvError, TrySendError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError, bounded};
 
 use crate::{
     Member, RandomState, ReplicaError, ReplicaOptions, allocator,
@@ -473,32 +473,12 @@ impl<B: Member> Worker<B> {
                 reason: error.to_string(),
             });
         }
-        while let Some(task) = self.next_task() {
+        for task in &self.tasks {
             // What a broken group still has queued is dropped unread: its inputs may be missing.
             let bytes = task.carried_bytes();
             self.run_task(task);
             if bytes > 0 {
                 self.state.queued_bytes.free(bytes);
-            }
-        }
-    }
-
-    /// Waits for a task; `None` once the group is gone. Waking a thread that sleeps costs its waker more than a small
-    /// operation takes, and on a virtual machine a multiple of that, so a member that has just worked stays awake for a
-    /// moment: the caller is seldom far ahead of it.
-    fn next_task(&self) -> Option<Arc<dyn Task<B>>> {
-        const AWAKE: Duration = Duration::from_micros(200);
-        const SPINS: usize = 16;
-        let start = Instant::now();
-        loop {
-            match self.tasks.try_recv() {
-                Ok(task) => return Some(task),
-                Err(TryRecvError::Disconnected) => return None,
-                Err(TryRecvError::Empty) if start.elapsed() >= AWAKE => return self.tasks.recv().ok(),
-                Err(TryRecvError::Empty) => {
-                    (0..SPINS).for_each(|_| std::hint::spin_loop());
-                    thread::yield_now();
-                }
             }
         }
     }

@@ -228,7 +228,7 @@ impl Unit {
     }
 }
 
-/// What [`Memory`] counts under, in the order of [`BytesByKind`]'s fields.
+/// What `Memory` counts under, in the order of [`BytesByKind`]'s fields.
 impl From<[u64; MemoryKind::COUNT]> for BytesByKind {
     fn from([parameters, gradients, optimizer_state, activations, other]: [u64; MemoryKind::COUNT]) -> Self {
         Self { parameters, gradients, optimizer_state, activations, other }
