@@ -34,7 +34,7 @@
 //!
 //! # Feature flags
 //!
-//! None yet.
+//! - `serde`: [`LaunchOptions`] can be read and written.
 
 mod buffer;
 mod call;
@@ -44,10 +44,14 @@ pub mod conformance;
 mod counting;
 mod dtype;
 mod error;
+mod fingerprint;
+mod launch;
 mod operation;
 mod ranks;
 mod reduce;
+mod rendezvous;
 mod share;
+mod store;
 mod thread;
 
 pub use buffer::{Buffer, BufferMut};
@@ -55,6 +59,11 @@ pub use communicator::Communicator;
 pub use counting::{Counting, Counts, Tally};
 pub use dtype::{DType, Element};
 pub use error::CollectiveError;
+pub use launch::{LaunchConfig, LaunchEnvironment, LaunchError, LaunchOptions, Launcher, Token};
 pub use operation::{Collective, ReduceOp};
 pub use ranks::run_ranks;
+pub use rendezvous::{Configuration, Meeting, rendezvous};
+pub use store::{
+    MAX_KEY_BYTES, MAX_STORE_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, MemoryStore, Refusal, Store, StoreError, TcpStore,
+};
 pub use thread::ThreadCommunicator;
