@@ -32,6 +32,10 @@
 //! }
 //! ```
 //!
+//! Before that, processes find each other: [`LaunchConfig`] says which rank a process is, by explicit options or by what
+//! torchrun, Open MPI or Slurm left in the environment; a [`Store`] has small values for all ranks, in memory or hosted by
+//! rank 0 over TCP; and a [`rendezvous`] makes sure that they are of one run.
+//!
 //! # Feature flags
 //!
 //! - `serde`: [`LaunchOptions`] can be read and written.

@@ -17,6 +17,7 @@ use std::{
 
 use crate::{
     fingerprint::fingerprint,
+    launch::LaunchConfig,
     store::{Store, StoreError},
 };
 
@@ -43,7 +44,7 @@ pub struct Configuration {
 const MAX_SHOWN_BYTES: usize = 256;
 /// How long rank 0 waits for the others to read the verdict, even if its time is over.
 const READING: Duration = Duration::from_secs(2);
-/// Rank 0 adds it to every configuration.
+/// Every rank adds it to its configuration.
 const WORLD_SIZE: &str = "world_size";
 
 impl Configuration {
@@ -75,8 +76,7 @@ impl Configuration {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let (pairs, rest) = decode_pairs(bytes)?;
-        rest.is_empty().then_some(Self { entries: pairs.into_iter().collect() })
+        Some(Self { entries: decode_pairs(bytes)?.into_iter().collect() })
     }
 
     /// Where this differs from `reference`: names with this one's values, if it has the setting.
@@ -89,6 +89,23 @@ impl Configuration {
 
 /// Meets all other ranks at `store`, and makes sure that they expect the same number of ranks and have the same
 /// `configuration`.
+///
+/// When it is over, rank 0 knows that all others have what they need of the store.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use bonfire_collectives::{Configuration, LaunchConfig, Meeting, TcpStore, rendezvous};
+///
+/// let timeout = Duration::from_secs(60);
+/// let config = LaunchConfig::from_env()?;
+/// let store = TcpStore::join(&config, timeout)?;
+/// let settings = Configuration::new().with("seed", 7).with("learning_rate", 0.1);
+/// rendezvous(&store, &Meeting::new("start", &config, timeout), &settings)?;
+/// // ... train ...
+/// rendezvous(&store, &Meeting::new("end", &config, timeout), &settings)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 ///
@@ -197,7 +214,12 @@ fn who_is_missing(store: &dyn Store, meeting: &Meeting<'_>) -> Result<Vec<usize>
     }
 }
 
-impl Meeting<'_> {
+impl<'a> Meeting<'a> {
+    /// The place of a process that was launched.
+    pub fn new(name: &'a str, config: &LaunchConfig, timeout: Duration) -> Self {
+        Self { name, rank: config.rank(), world_size: config.world_size(), timeout }
+    }
+
     fn key(&self, what: &str, rank: usize) -> String {
         format!("rendezvous/{}/{what}/{rank}", self.name)
     }
@@ -276,9 +298,8 @@ fn encode_report(report: &BTreeMap<String, Option<String>>) -> Vec<u8> {
 }
 
 fn decode_report(bytes: &[u8]) -> Option<BTreeMap<String, Option<String>>> {
-    let (pairs, rest) = decode_pairs(bytes)?;
     let value = |text: String| text.strip_prefix('=').map(str::to_owned);
-    rest.is_empty().then(|| pairs.into_iter().map(|(name, text)| (name, value(text))).collect())
+    Some(decode_pairs(bytes)?.into_iter().map(|(name, text)| (name, value(text))).collect())
 }
 
 impl Verdict {
@@ -312,15 +333,14 @@ fn decode(bytes: &[u8]) -> Option<Vec<String>> {
     Some(texts)
 }
 
-/// Pairs of texts, and what is left over.
-fn decode_pairs(bytes: &[u8]) -> Option<(Vec<(String, String)>, Vec<String>)> {
+/// Names with values; nothing if one of them has none.
+fn decode_pairs(bytes: &[u8]) -> Option<Vec<(String, String)>> {
     let mut texts = decode(bytes)?.into_iter();
     let mut pairs = Vec::new();
     while let Some(name) = texts.next() {
-        let Some(value) = texts.next() else { return Some((pairs, vec![name])) };
-        pairs.push((name, value));
+        pairs.push((name, texts.next()?));
     }
-    Some((pairs, Vec::new()))
+    Some(pairs)
 }
 
 #[cfg(test)]
@@ -362,6 +382,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         #[test]
         fn what_is_encoded_is_decoded(
             entries: BTreeMap<String, String>,

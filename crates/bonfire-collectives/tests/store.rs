@@ -47,11 +47,9 @@ fn on_each(check: fn(&Ranks)) {
 fn run<R: Send>(ranks: &Ranks, body: impl Fn(usize, &dyn Store) -> R + Sync) -> Vec<R> {
     let body = &body;
     thread::scope(|scope| {
-        let start = |(rank, store)| {
-            let store: &Box<dyn Store> = store;
-            scope.spawn(move || body(rank, &**store))
-        };
-        let threads: Vec<_> = ranks.iter().enumerate().map(start).collect();
+        let start = |(rank, store)| scope.spawn(move || body(rank, store));
+        let stores = ranks.iter().map(|store| &**store);
+        let threads: Vec<_> = stores.enumerate().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
