@@ -11,7 +11,7 @@ use bonfire_collectives::{Configuration, Meeting, MemoryStore, Store, StoreError
 /// No test comes near it: an error that only the timeout brings shows.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const PROMPT: Duration = Duration::from_secs(8);
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_millis(800);
 
 /// What one rank comes with.
 #[derive(Clone)]
