@@ -134,6 +134,10 @@ pub fn rendezvous(store: &dyn Store, meeting: &Meeting<'_>, configuration: &Conf
     };
     let reference = Configuration::decode(&bytes).ok_or_else(|| meeting.foreign("reference"))?;
     let differences = own.differences_from(&reference);
+    if reference.entries.get(WORLD_SIZE).and_then(|size| size.parse().ok()).is_none_or(|size: usize| rank >= size) {
+        // Rank 0 knows nothing of this rank, and waits for no report.
+        return Err(meeting.disagreement(describe(&reference, &BTreeMap::from([(rank, differences)]))));
+    }
     store.set(&meeting.key("report", rank), &encode_report(&differences))?;
     let bytes = match store.get(&meeting.key("verdict", 0), remaining()) {
         Err(StoreError::Timeout { .. }) => return Err(missing(who_is_missing(store, meeting)?)),
@@ -141,12 +145,7 @@ pub fn rendezvous(store: &dyn Store, meeting: &Meeting<'_>, configuration: &Conf
     };
     let verdict = Verdict::decode(&bytes).ok_or_else(|| meeting.foreign("verdict"))?;
     store.set(&meeting.key("read", rank), &[])?;
-    meeting.result(verdict, start)?;
-    // Rank 0 knows nothing of ranks past its own number of them.
-    if differences.is_empty() {
-        return Ok(());
-    }
-    Err(meeting.disagreement(describe(&reference, &BTreeMap::from([(rank, differences)]))))
+    meeting.result(verdict, start)
 }
 
 /// What rank 0 found.
