@@ -201,7 +201,13 @@ impl Auto {
                 fixed_seconds: median_of(|cost| cost.fixed_seconds),
             }
         });
-        costs.collect()
+        let mut costs: Vec<StepCost> = costs.collect();
+        // A member that never had rows is taken for as slow as the slowest, so that it gets some and is measured.
+        let slowest = costs.iter().map(|cost| cost.all_rows_seconds).fold(0.0, f64::max);
+        for cost in costs.iter_mut().filter(|cost| cost.all_rows_seconds <= 0.0) {
+            cost.all_rows_seconds = slowest;
+        }
+        costs
     }
 }
 
@@ -437,6 +443,19 @@ mod tests {
         pair.run(40, 3);
         let weights: Vec<_> = pair.changes().into_iter().map(|(_, weights)| weights).collect();
         assert_eq!(weights, [vec![1, 1], vec![1, 59], vec![30, 30]]);
+    }
+
+    #[test]
+    fn a_member_that_starts_without_a_row_gets_some() {
+        let shares = Shares::Weighted(vec![1000, 1]);
+        let options = ReplicaOptions { balance: Balance::Auto, shares, ..Default::default() };
+        let mut pair = Pair { balancer: Balancer::new(&options, 2).unwrap(), rates: [1.0, 0.0] };
+        pair.run(WARM_UP + WINDOW as u64, 0);
+        assert_eq!(pair.changes().last(), Some(&(WARM_UP + WINDOW as u64, vec![30, 30])));
+        // Then it is measured like any other.
+        pair.rates = [1.0, 2.0];
+        pair.run(20, 0);
+        assert_eq!(pair.changes().last().map(|(_, weights)| weights.clone()), Some(vec![40, 20]));
     }
 
     /// Members may be steps behind when shares change: those steps still have the old ones.

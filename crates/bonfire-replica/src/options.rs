@@ -44,8 +44,8 @@ pub enum Balance {
     /// [`ReplicaOptions::shares`] (equal, or weights above zero) to those with which all end a step together. The
     /// medians of eight steps decide, and nothing changes that would not save a twentieth of a step in both halves of
     /// them. Each member keeps at least a row, so that it is measured again; with fewer rows than members nothing changes,
-    /// and a member that has no rows of a batch keeps what was last known of it. Starting weights that leave a member
-    /// without a row stay: nothing is ever known of it.
+    /// and a member that has no rows of a batch keeps what was last known of it. One that never had a row
+    /// is taken for as slow as the slowest.
     ///
     /// Two runs may choose other shares, and then sum in another order:
     /// [`share_schedule`](crate::ReplicaDevice::share_schedule) records what was chosen, for a replay.
