@@ -108,11 +108,8 @@ impl Balancer {
             }
         };
         let shares = schedule.weights_after(0).map_or_else(|| options.shares.clone(), weighted);
-        let auto = samples.clone().map(|samples| Auto {
-            samples,
-            first_step: WARM_UP + 1,
-            costs: vec![StepCost::default(); num_members],
-        });
+        let auto =
+            samples.is_some().then(|| Auto { first_step: WARM_UP + 1, costs: vec![StepCost::default(); num_members] });
         let steps = Mutex::new(Steps { num_ended: 0, schedule, auto });
         Some(Self { shares: RwLock::new(shares), steps, samples })
     }
@@ -142,8 +139,8 @@ impl Balancer {
     fn move_shares(&self, step: u64) {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let Steps { schedule, auto, .. } = &mut *steps;
-        if let Some(auto) = auto
-            && let Some(weights) = auto.next_weights(schedule.weights_after(step).unwrap_or_default())
+        if let (Some(auto), Some(samples)) = (auto, &self.samples)
+            && let Some(weights) = auto.next_weights(samples, schedule.weights_after(step).unwrap_or_default())
         {
             auto.first_step = step + SETTLING + 1;
             schedule.changes.push(ShareChange { step, weights });
@@ -164,7 +161,6 @@ fn weighted(weights: &[u32]) -> Shares {
 
 /// Chooses shares from what the members measured.
 struct Auto {
-    samples: Arc<Samples>,
     /// Earlier steps do not count.
     first_step: u64,
     /// The last that is known of each member.
@@ -173,8 +169,8 @@ struct Auto {
 
 impl Auto {
     /// Other weights than the present ones, if the members have measured enough steps and would gain by it.
-    fn next_weights(&mut self, present: &[u32]) -> Option<Vec<u32>> {
-        let window = self.samples.take(self.first_step)?;
+    fn next_weights(&mut self, samples: &Samples, present: &[u32]) -> Option<Vec<u32>> {
+        let window = samples.take(self.first_step)?;
         self.costs = self.costs_in(&window, 0..WINDOW);
         let num_rows = window.iter().flatten().map(|sample| sample.num_rows as f64).filter(|&num_rows| num_rows > 0.0);
         let num_rows = median(num_rows) as usize;
