@@ -6,6 +6,7 @@
 //! - `ir`: [`Replica`] is a `BackendIr`: a server can offer it to another process, a router can hold it.
 //! - `ndarray`: `burn-ndarray` devices as members.
 //! - `serde`: [`ReplicaOptions`], [`ShareSchedule`], [`RandomState`] and [`MemoryReport`] can be read and written.
+//! - `train` (on by default): the module [`train`], data-parallel training across ranks; it brings `burn-train`.
 //! - `wgpu`: WGPU devices as members, without Burn's fusion.
 
 #![forbid(unsafe_code)]
@@ -13,3 +14,5 @@
 pub use bonfire_collectives as collectives;
 pub use bonfire_placement as placement;
 pub use bonfire_replica::*;
+#[cfg(feature = "train")]
+pub use bonfire_train as train;
