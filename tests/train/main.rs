@@ -1,0 +1,1 @@
+//! Data-parallel training, with threads as ranks, against one device.
