@@ -1,6 +1,6 @@
 //! What members hold of a training step, by their number: bytes, which no load of the machine changes.
 
-use bonfire::{BytesByKind, MemberMemory, ReplicaDevice};
+use bonfire::{BytesByKind, MemberMemory, ReplicaDevice, ReplicaOptions, Spread};
 use burn_flex::{Flex, FlexDevice};
 
 use crate::{
@@ -37,7 +37,9 @@ pub fn report() {
 
 /// Three steps, of which the first, in which parameters come from home, is not counted.
 fn steps(num_members: usize) -> Vec<MemberMemory> {
-    let device = ReplicaDevice::<Flex>::new(vec![FlexDevice; num_members]).expect("members");
+    // One member too is to hold what it computes.
+    let options = ReplicaOptions { spread: Spread::OnHeavyOp { min_work: 1 << 19 }, ..Default::default() };
+    let device = ReplicaDevice::<Flex>::with_options(vec![FlexDevice; num_members], options).expect("members");
     let mut step = trainer::<Replicated, Cnn>(device.clone(), BATCH_SIZE);
     step();
     device.reset_peak_memory();

@@ -332,10 +332,7 @@ impl<B: Member> Tensor<B> {
 
 #[inline(always)]
 fn worth_spreading<B: Member>(call: &Call, device: &ReplicaDevice<B>) -> bool {
-    match device.group.options.spread {
-        Spread::OnHeavyOp { min_work } => call.work > 0 && call.work >= min_work,
-        Spread::Eager => true,
-    }
+    call.work >= device.group.min_work
 }
 
 /// The outputs' shapes and dtypes, or `None` if only running the operation tells.

@@ -57,6 +57,8 @@ pub(crate) struct Group<B: Member> {
     pub(crate) index: u16,
     pub(crate) devices: Vec<B::Device>,
     pub(crate) options: ReplicaOptions,
+    /// Multiply-adds from which an operation is worth sharing.
+    pub(crate) min_work: usize,
     /// `None` for shares that never change.
     pub(crate) balancer: Option<Balancer>,
     queues: Vec<Sender<Arc<dyn Task<B>>>>,
@@ -124,6 +126,7 @@ impl<B: Member> Group<B> {
             progress: devices.iter().map(|_| Progress::default()).collect(),
             queued_bytes: QueuedBytes::default(),
         });
+        let min_work = options.spread.min_work(num_members.get());
         let balancer = Balancer::new(&options, num_members.get());
         let memory = Memory::new(devices.len());
         let mut queues = Vec::with_capacity(devices.len());
@@ -156,6 +159,7 @@ impl<B: Member> Group<B> {
             index,
             devices,
             options,
+            min_work,
             balancer,
             queues,
             order: Mutex::new(()),
@@ -172,6 +176,11 @@ impl<B: Member> Group<B> {
 
     pub(crate) fn num_members(&self) -> usize {
         self.devices.len()
+    }
+
+    /// Whether any operation is worth sharing here.
+    pub(crate) fn spreads(&self) -> bool {
+        self.min_work < usize::MAX
     }
 
     /// The device on which tensors live before they are spread.

@@ -7,9 +7,13 @@ use bonfire_placement::{ShareSchedule, Shares};
 use crate::ReplicaError;
 
 /// When a tensor that is still on the home device is spread over the members.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Spread {
+    /// As with [`OnHeavyOp`](Self::OnHeavyOp), from half a million multiply-adds on. One member has nobody to share with:
+    /// everything stays at home, runs on the calling thread, and costs what it costs without a replica.
+    #[default]
+    Auto,
     /// By the first linear, matmul, convolution or embedding of at least `min_work` multiply-adds that reads it; until
     /// then operations run on the calling thread as they would without a replica.
     OnHeavyOp {
@@ -20,9 +24,19 @@ pub enum Spread {
     Eager,
 }
 
-impl Default for Spread {
-    fn default() -> Self {
-        Spread::OnHeavyOp { min_work: 1 << 19 }
+impl Spread {
+    /// Some tens of microseconds of a core; handing an operation to a member that sleeps costs about as much.
+    const HEAVY_WORK: usize = 1 << 19;
+
+    /// Of the operations that may be worth sharing: the multiply-adds from which they are.
+    pub(crate) fn min_work(self, num_members: usize) -> usize {
+        match self {
+            Spread::Auto if num_members == 1 => usize::MAX,
+            Spread::Auto => Self::HEAVY_WORK,
+            // Light operations have no work.
+            Spread::OnHeavyOp { min_work } => min_work.max(1),
+            Spread::Eager => 0,
+        }
     }
 }
 
@@ -160,7 +174,7 @@ impl ReplicaOptions {
 /// | `BONFIRE_MEMBERS` | members of the default device; if unset, one per weight of `BONFIRE_SHARES` |
 /// | `BONFIRE_THREADS_PER_MEMBER` | [`ReplicaOptions::threads_per_member`] |
 /// | `BONFIRE_SHARES` | weights of the members, as `2,3,3`; or `auto` for [`Balance::Auto`], from equal shares on |
-/// | `BONFIRE_SPREAD` | `heavy` (default) or `eager` |
+/// | `BONFIRE_SPREAD` | `auto` (default), `heavy` or `eager` |
 /// | `BONFIRE_RANDOM` | `stream` (default) or `counter` |
 /// | `BONFIRE_TIMEOUT_SECONDS` | [`ReplicaOptions::timeout`] |
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -212,13 +226,14 @@ impl Environment {
         }
         if let Some(value) = lookup("BONFIRE_SPREAD") {
             options.spread = match value.trim() {
-                "heavy" => Spread::default(),
+                "auto" => Spread::Auto,
+                "heavy" => Spread::OnHeavyOp { min_work: Spread::HEAVY_WORK },
                 "eager" => Spread::Eager,
                 _ => {
                     return Err(ReplicaError::Environment {
                         variable: "BONFIRE_SPREAD",
                         value,
-                        expected: "heavy or eager",
+                        expected: "auto, heavy or eager",
                     });
                 }
             };

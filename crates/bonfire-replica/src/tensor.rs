@@ -49,7 +49,7 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
     /// taken to be small; where it is not (an outer product, a repeated tensor), it may be brought to the members twice.
     #[inline(always)]
     pub(crate) fn at_home(primitive: K::Primitive, device: ReplicaDevice<B>, inputs: Distance) -> Self {
-        if inputs > Distance::Inline && primitive.shape().num_elements() > SHARED_FROM {
+        if inputs > Distance::Inline && device.group.spreads() && primitive.shape().num_elements() > SHARED_FROM {
             return Self::new(Tensor::at_home(K::erase(primitive), device));
         }
         Self { device, state: State::Home(primitive.into()) }
@@ -57,6 +57,9 @@ impl<B: Member, K: Kind<B>> ReplicaTensor<B, K> {
 
     /// A tensor on the home device; spread at once if the device is set to do so.
     pub(crate) fn fresh(primitive: K::Primitive, device: &ReplicaDevice<B>) -> Self {
+        if !device.group.spreads() {
+            return Self { device: device.clone(), state: State::Home(primitive.into()) };
+        }
         Self::new(Tensor::at_home(K::erase(primitive), device.clone()).spread_if_eager())
     }
 
