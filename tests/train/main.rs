@@ -1,1 +1,3 @@
 //! Data-parallel training, with threads as ranks, against one device.
+
+mod parameters;

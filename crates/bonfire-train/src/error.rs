@@ -15,4 +15,124 @@ pub enum TrainError {
     /// The ranks did not find each other, or are not of one run.
     #[error(transparent)]
     Store(#[from] StoreError),
+
+    /// Ranks have built different models, or want to train them differently.
+    #[error(
+        "rank {rank} of {world_size}: {what} of rank {differing} is {given}, of rank 0 {expected}; \
+         build the same model with the same settings on every rank"
+    )]
+    RanksDiffer {
+        /// The rank that reports.
+        rank: usize,
+        /// The number of ranks in the group.
+        world_size: usize,
+        /// The lowest rank that differs from rank 0.
+        differing: usize,
+        /// What differs: a parameter, counted from 0 in the order of the model, or a setting.
+        what: String,
+        /// What that rank has.
+        given: String,
+        /// What rank 0 has.
+        expected: String,
+    },
+
+    /// Models that were bitwise equal no longer are.
+    #[error(
+        "rank {rank} of {world_size}: after {num_windows} windows parameter {parameter} of ranks {drifted:?} is no \
+         longer that of the others; update it on all ranks from the same gradients with the same optimizer"
+    )]
+    Drifted {
+        /// The rank that reports.
+        rank: usize,
+        /// The number of ranks in the group.
+        world_size: usize,
+        /// How many windows had ended.
+        num_windows: u64,
+        /// The first parameter that differs.
+        parameter: String,
+        /// The ranks whose values are not those of most.
+        drifted: Vec<usize>,
+    },
+
+    /// A weight is not a number that items can have.
+    #[error("rank {rank}: a micro step cannot weigh {weight}; give its number of items, 0 or more and finite")]
+    Weight {
+        /// The rank that was given it.
+        rank: usize,
+        /// The weight.
+        weight: f64,
+    },
+
+    /// Gradients belong to no parameter of the model that the step was made for.
+    #[error(
+        "rank {rank}: {num_unknown} gradients are not of the model's parameters, whose ids may have changed when a \
+         record was loaded; call `synchronise` after loading"
+    )]
+    UnknownGradients {
+        /// The rank that was given them.
+        rank: usize,
+        /// How many there are.
+        num_unknown: usize,
+    },
+
+    /// A gradient does not fit its parameter.
+    #[error("rank {rank}: the gradient of parameter {parameter} has {given} elements")]
+    GradientShape {
+        /// The rank that was given it.
+        rank: usize,
+        /// The parameter.
+        parameter: String,
+        /// The elements of the gradient.
+        given: usize,
+    },
+
+    /// A gradient was handed over twice in one micro step.
+    #[error(
+        "rank {rank}: the gradient of {parameter} came twice during one backward pass; \
+         a step with several backward passes must give its gradients afterwards"
+    )]
+    GradientTwice {
+        /// The rank that was given it.
+        rank: usize,
+        /// The parameter.
+        parameter: String,
+    },
+
+    /// Calls came in an order that makes no window.
+    #[error("rank {rank}: {call} while the gradients of a window's last micro step are on their way; finish it first")]
+    WindowOpen {
+        /// The rank that called.
+        rank: usize,
+        /// The call.
+        call: &'static str,
+    },
+
+    /// A tensor could not be read from its device.
+    #[error("cannot read parameter {parameter} from its device: {reason}")]
+    Read {
+        /// The parameter.
+        parameter: String,
+        /// What the backend said.
+        reason: String,
+    },
+
+    /// The thread that reduces gradients panicked.
+    #[error("rank {rank}: the thread that reduces gradients panicked: {reason}")]
+    ReducerPanicked {
+        /// The rank whose thread it is.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
+
+    /// The thread that reduces gradients could not be started.
+    #[error("cannot start the thread that reduces gradients")]
+    ReducerThread(#[source] std::io::Error),
+
+    /// Something that cannot happen did.
+    #[error("a bug of bonfire-train: {reason}")]
+    Internal {
+        /// What happened.
+        reason: String,
+    },
 }

@@ -7,6 +7,10 @@
 
 #![forbid(unsafe_code)]
 
+mod consistency;
 mod error;
+mod parameters;
 
+pub use consistency::check_consistency;
 pub use error::TrainError;
+pub use parameters::{Parameter, broadcast_parameters, compare_parameters, parameters};
