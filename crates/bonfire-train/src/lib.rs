@@ -7,10 +7,22 @@
 
 #![forbid(unsafe_code)]
 
+mod accumulator;
+mod bucket;
+mod clip;
 mod consistency;
 mod error;
 mod parameters;
+mod reducer;
+mod step;
+mod window;
+mod wire;
 
+pub use accumulator::GradientSink;
+pub use clip::clip_by_global_norm;
 pub use consistency::check_consistency;
 pub use error::TrainError;
 pub use parameters::{Parameter, broadcast_parameters, compare_parameters, parameters};
+pub use step::{SyncOptions, TrainingStep, Window};
+pub use window::Reduction;
+pub use wire::ReduceDType;

@@ -57,6 +57,20 @@ pub fn parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<Parameter> {
     found
 }
 
+/// Where the trained parameters of a model are, in order.
+pub(crate) fn trained_devices<B: Backend, M: Module<B>>(model: &M) -> Vec<B::Device> {
+    let mut devices = Vec::new();
+    let mut seen = HashSet::new();
+    visit(model, |_, id, value: Value<'_, B>| {
+        if let Some(device) = value.device_if_trained()
+            && seen.insert(id)
+        {
+            devices.push(device);
+        }
+    });
+    devices
+}
+
 /// Makes sure that all ranks have built the same model and want the same.
 ///
 /// `setting` is any text that must be equal too. Costs one small collective if nothing differs.
@@ -119,7 +133,7 @@ pub fn broadcast_parameters<B: Backend, M: Module<B>>(
             communicator.broadcast(bytes, 0)?;
         }
     }
-    Ok(replace(model, values))
+    Ok(replace(model, values.into_iter().map(Some).collect()))
 }
 
 /// The values of all tensors of a model, in order.
@@ -139,8 +153,8 @@ pub(crate) fn read<B: Backend, M: Module<B>>(model: &M) -> Result<Vec<TensorData
     problem.map_or(Ok(values), Err)
 }
 
-/// The model with other values in all its tensors, in order, as fresh leaves.
-pub(crate) fn replace<B: Backend, M: Module<B>>(model: M, values: Vec<TensorData>) -> M {
+/// The model with other values, in order, where there are any; what is replaced is a fresh leaf.
+pub(crate) fn replace<B: Backend, M: Module<B>>(model: M, values: Vec<Option<TensorData>>) -> M {
     model.map(&mut Replace { values: values.into_iter(), backend: PhantomData::<B> })
 }
 
@@ -201,6 +215,15 @@ impl<B: Backend> Value<'_, B> {
         }
     }
 
+    fn device_if_trained(&self) -> Option<B::Device> {
+        match self {
+            Self::Float(TensorPrimitive::Float(tensor)) if B::float_is_require_grad(tensor) => {
+                Some(B::float_device(tensor))
+            }
+            Self::Float(_) | Self::Int(_) | Self::Bool(_) => None,
+        }
+    }
+
     pub(crate) fn into_data(self) -> Result<TensorData, String> {
         match self {
             Self::Float(tensor) => Tensor::<B, 1>::from_primitive(tensor.clone()).try_into_data(),
@@ -245,20 +268,21 @@ impl<B: Backend, F: FnMut(&[String], ParamId, Value<'_, B>)> ModuleVisitor<B> fo
 }
 
 struct Replace<B> {
-    values: vec::IntoIter<TensorData>,
+    values: vec::IntoIter<Option<TensorData>>,
     backend: PhantomData<B>,
 }
 
 impl<B> Replace<B> {
-    fn next(&mut self) -> TensorData {
-        self.values.next().expect("a value for each tensor that was visited")
+    fn next(&mut self) -> Option<TensorData> {
+        self.values.next().flatten()
     }
 }
 
 impl<B: Backend> ModuleMapper<B> for Replace<B> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let Some(data) = self.next() else { return param };
         let (id, tensor, mapper) = param.consume();
-        let (device, data) = (tensor.device(), self.next());
+        let device = tensor.device();
         let value = match data.dtype {
             DType::QFloat(_) => TensorPrimitive::QFloat(B::q_from_data(data, &device)),
             _ => TensorPrimitive::Float(B::float_from_data(data, &device)),
@@ -268,14 +292,16 @@ impl<B: Backend> ModuleMapper<B> for Replace<B> {
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<B, D, Int>>) -> Param<Tensor<B, D, Int>> {
+        let Some(data) = self.next() else { return param };
         let (id, tensor, mapper) = param.consume();
-        let value = Tensor::from_primitive(B::int_from_data(self.next(), &tensor.device()));
+        let value = Tensor::from_primitive(B::int_from_data(data, &tensor.device()));
         Param::from_mapped_value(id, value, mapper)
     }
 
     fn map_bool<const D: usize>(&mut self, param: Param<Tensor<B, D, Bool>>) -> Param<Tensor<B, D, Bool>> {
+        let Some(data) = self.next() else { return param };
         let (id, tensor, mapper) = param.consume();
-        let value = Tensor::from_primitive(B::bool_from_data(self.next(), &tensor.device()));
+        let value = Tensor::from_primitive(B::bool_from_data(data, &tensor.device()));
         Param::from_mapped_value(id, value, mapper)
     }
 }
