@@ -1,4 +1,5 @@
 //! Data-parallel training, with threads as ranks, against one device.
 
+mod hooks;
 mod parameters;
 mod step;
