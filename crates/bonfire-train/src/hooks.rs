@@ -35,17 +35,10 @@ use burn::{
 pub use backend::{BackwardFn, HookBackend};
 use compare::Compare;
 
+use crate::GradientSink;
+
 /// Orders between two parameters: the operations that may lie between them before a hook comes late.
 const SPACING: usize = 64;
-
-/// Takes each gradient as soon as it is whole.
-pub trait GradientSink<I: Backend>: Send + Sync {
-    /// The gradient of parameter `id`, local to this rank, of the parameter's shape.
-    ///
-    /// Called while backward holds autodiff's lock on the graph: it must not block, nor wait for another rank, nor use
-    /// tensors that autodiff tracks.
-    fn ready(&self, id: ParamId, gradient: FloatTensor<I>);
-}
 
 /// How a backend's parameters are hooked, for code that knows no more than `B: AutodiffBackend`.
 #[derive(Debug)]

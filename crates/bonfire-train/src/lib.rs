@@ -23,7 +23,7 @@ pub use accumulator::GradientSink;
 pub use clip::clip_by_global_norm;
 pub use consistency::check_consistency;
 pub use error::TrainError;
-pub use hooks::{AnyHooks, BackwardFn, GradientSink, HookBackend, HookReport, HookedModel, Hooks};
+pub use hooks::{AnyHooks, BackwardFn, HookBackend, HookReport, HookedModel, Hooks};
 pub use parameters::{Parameter, broadcast_parameters, compare_parameters, parameters};
 pub use step::{SyncOptions, TrainingStep, Window};
 pub use window::Reduction;
