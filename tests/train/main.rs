@@ -3,3 +3,5 @@
 mod hooks;
 mod parameters;
 mod step;
+mod step_faults;
+mod step_parity;

@@ -63,6 +63,11 @@ impl Values<B> {
         self.values.iter().map(read).collect()
     }
 
+    /// The first element of the first parameter.
+    pub(super) fn first(&self) -> f32 {
+        self.values[0].val().into_data().iter::<f32>().next().expect("an element")
+    }
+
     fn bits(&self) -> Vec<TensorData> {
         self.values.iter().map(|param| param.val().into_data()).collect()
     }

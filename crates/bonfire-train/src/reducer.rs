@@ -28,6 +28,8 @@ use crate::{
     wire::{self, Flat, ReduceDType},
 };
 
+const LEFT_OPEN: &str = "a window was left open";
+
 /// The caller's end of the thread.
 pub(crate) struct Reducer {
     communicator: Arc<dyn Communicator>,
@@ -251,10 +253,11 @@ impl Worker {
                     is_used[parameter] = 1.0;
                 }
                 Ok(Message::Close) => break,
-                Ok(Message::Open(_)) => unreachable!("a window is closed before the next one is opened"),
+                // What follows an error of the caller's, which has aborted the group.
+                Ok(Message::Open(_)) => return Err(TrainError::Internal { reason: LEFT_OPEN.into() }),
                 Ok(Message::End) | Err(_) => {
                     self.has_ended = true;
-                    return Err(TrainError::Internal { reason: "a window was left open".into() });
+                    return Err(TrainError::Internal { reason: LEFT_OPEN.into() });
                 }
             }
             // The last bucket waits for the end: with it goes who has used what.
