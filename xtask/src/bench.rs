@@ -13,8 +13,9 @@ use crate::shell::{command, output, root};
 const RESULTS: &str = "benches/RESULTS.md";
 
 /// Groups of figures.
-const GROUPS: [&str; 18] = [
+const GROUPS: [&str; 19] = [
     "collectives",
+    "train",
     "steps",
     "cnn",
     "mlp",
@@ -36,7 +37,7 @@ const GROUPS: [&str; 18] = [
 
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
-    /// Group of figures, one of those below; steps: all but collectives [default: all]
+    /// Group of figures, one of those below; steps: all but collectives and train [default: all]
     #[arg(value_parser = GROUPS)]
     name: Option<String>,
     /// Append the figures to benches/RESULTS.md, with date, commit and command
@@ -83,9 +84,11 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
 fn commands(name: Option<&str>) -> Vec<Vec<&str>> {
     let collectives = vec!["bench", "-q", "-p", "bonfire-collectives", "--bench", "all_reduce"];
     let steps = vec!["bench", "-q", "-p", "bonfire", "--bench", "steps"];
+    let train = vec!["bench", "-q", "-p", "bonfire", "--bench", "train"];
     match name {
-        None => vec![collectives, steps],
+        None => vec![collectives, train, steps],
         Some("collectives") => vec![collectives],
+        Some("train") => vec![train],
         Some("steps") => vec![steps],
         Some(group) => vec![[steps, vec!["--", group]].concat()],
     }
@@ -155,7 +158,7 @@ mod tests {
 
     #[test]
     fn every_group_runs_the_bench_that_has_it() {
-        assert_eq!(commands(None).len(), 2);
+        assert_eq!(commands(None).len(), 3);
         assert!(commands(Some("collectives"))[0].contains(&"bonfire-collectives"));
         assert_eq!(commands(Some("tiny"))[0].last(), Some(&"tiny"));
     }

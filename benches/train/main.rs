@@ -1,0 +1,34 @@
+//! Training steps as one rank of one against the same steps without ranks, interleaved in one run.
+//!
+//! `cargo bench --bench train` prints a JSON line per figure, see `benches/steps/main.rs`.
+
+#![allow(unreachable_pub)]
+
+mod contenders;
+#[path = "../steps/rounds.rs"]
+#[allow(dead_code)]
+mod rounds;
+#[path = "../steps/subjects/mod.rs"]
+#[allow(dead_code)]
+mod subjects;
+
+use contenders::{alone, one_rank};
+use rounds::{Goal, Rounds};
+use subjects::{Cnn, Mlp, Subject};
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let is_wanted = |group: &str| wanted.is_empty() || wanted.iter().any(|word| group.contains(word.as_str()));
+    if is_wanted("cnn") {
+        overhead::<Cnn>("CNN, batch 64", 64, 5, Goal::AtMost(1.02));
+    }
+    if is_wanted("mlp") {
+        overhead::<Mlp>("MLP, batch 64", 64, 50, Goal::AtMost(1.1));
+        overhead::<Mlp>("MLP, batch 256", 256, 30, Goal::AtMost(1.1));
+    }
+}
+
+fn overhead<S: Subject>(name: &str, batch_size: usize, num_steps: usize, goal: Goal) {
+    let rounds = Rounds::measure(vec![alone::<S>(batch_size, num_steps), one_rank::<S>(batch_size, num_steps)]);
+    rounds.report(&format!("{name}: time of a training step of one rank over one without ranks"), 1, 0, goal);
+}
