@@ -2,6 +2,7 @@
 
 mod hooks;
 mod parameters;
+mod statistics;
 mod step;
 mod step_faults;
 mod step_parity;

@@ -129,6 +129,43 @@ pub enum TrainError {
     #[error("cannot start the thread that reduces gradients")]
     ReducerThread(#[source] std::io::Error),
 
+    /// Ranks did not come together in a synchronised batch norm.
+    #[error(
+        "SyncBatchNorm at {at}: {source}; all ranks must run the same layers forward and backward in the same order: \
+         one without items calls `stand_in`, and ranks that are threads call `align` after a backward pass that comes \
+         between the forward and the backward pass of such layers"
+    )]
+    SyncBatchNorm {
+        /// Which layer, and whether forward or backward.
+        at: String,
+        /// What the communicator said.
+        #[source]
+        source: CollectiveError,
+    },
+
+    /// Ranks came to different synchronised batch norms.
+    #[error(
+        "rank {rank} of {world_size}: SyncBatchNorm at {at}, while other ranks are at another layer or pass or have \
+         ended theirs; all ranks must make the layers, and run them, in the same order"
+    )]
+    PlacesDiffer {
+        /// The rank that reports.
+        rank: usize,
+        /// The number of ranks in the group.
+        world_size: usize,
+        /// Where it is.
+        at: String,
+    },
+
+    /// A synchronised batch norm is trained with another backend than its group was made for.
+    #[error("SyncBatchNorm of a group for {expected} was run with {given}; make it with `SyncGroup::new::<{given}>`")]
+    SyncBackend {
+        /// The group's backend.
+        expected: &'static str,
+        /// The model's.
+        given: &'static str,
+    },
+
     /// Something that cannot happen did.
     #[error("a bug of bonfire-train: {reason}")]
     Internal {

@@ -16,6 +16,7 @@ mod hooks;
 mod parameters;
 mod reducer;
 mod step;
+mod sync_batch_norm;
 mod window;
 mod wire;
 
@@ -26,5 +27,6 @@ pub use error::TrainError;
 pub use hooks::{AnyHooks, BackwardFn, HookBackend, HookReport, HookedModel, Hooks};
 pub use parameters::{Parameter, broadcast_parameters, compare_parameters, parameters};
 pub use step::{SyncOptions, TrainingStep, Window};
+pub use sync_batch_norm::{LossWeight, SyncBatchNorm, SyncGroup};
 pub use window::Reduction;
 pub use wire::ReduceDType;
