@@ -6,7 +6,7 @@ use bonfire::train::{AnyHooks, GradientSink, HookBackend, HookReport, Hooks};
 use bonfire_tests::images::ResNet;
 use burn::{
     backend::{Autodiff, autodiff::checkpoint::strategy::BalancedCheckpointing},
-    module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId, list_param_ids},
+    module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId, list_param_ids},
     nn::{Linear, LinearConfig},
     optim::{GradientsAccumulator, GradientsParams, Optimizer, SgdConfig},
     tensor::{
@@ -17,6 +17,8 @@ use burn::{
     },
 };
 use burn_flex::Flex;
+
+use crate::models::filled;
 
 type B = Autodiff<Flex>;
 
@@ -287,7 +289,7 @@ fn a_hook_that_fires_after_its_step_is_ignored() {
 #[test]
 fn three_hundred_hooked_steps_on_four_threads_equal_those_on_one() {
     let train = || {
-        let mut model = seeded();
+        let mut model = filled(Mlp::new(2));
         let mut optimizer = SgdConfig::new().init::<B, Mlp<B>>();
         for step in 0..300 {
             let hooked = Hooks::<B>::new().hook(&model, Arc::new(Collected::default()));
@@ -307,23 +309,6 @@ fn three_hundred_hooked_steps_on_four_threads_equal_those_on_one() {
             assert_eq!(thread.join().unwrap(), alone);
         }
     });
-}
-
-/// The same model each time, whoever draws meanwhile.
-fn seeded() -> Mlp<B> {
-    struct Fill(f32);
-    impl ModuleMapper<B> for Fill {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-            self.0 += 0.1;
-            let start = self.0;
-            param.map(|tensor| {
-                let shape = tensor.shape();
-                let values: Vec<f32> = (0..shape.num_elements()).map(|index| (index as f32 + start).sin()).collect();
-                Tensor::<B, 1>::from_floats(values.as_slice(), &tensor.device()).reshape(shape).require_grad()
-            })
-        }
-    }
-    Mlp::new(2).map(&mut Fill(0.0))
 }
 
 fn weights(model: &Mlp<B>) -> Vec<Vec<u8>> {

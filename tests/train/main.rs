@@ -1,6 +1,8 @@
 //! Data-parallel training, with threads as ranks, against one device.
 
+mod buffers;
 mod hooks;
+mod models;
 mod parameters;
 mod statistics;
 mod step;

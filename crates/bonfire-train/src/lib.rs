@@ -9,6 +9,7 @@
 
 mod accumulator;
 mod bucket;
+mod buffers;
 mod clip;
 mod consistency;
 mod error;
@@ -21,6 +22,7 @@ mod window;
 mod wire;
 
 pub use accumulator::GradientSink;
+pub use buffers::{BufferSync, synchronise_buffers};
 pub use clip::clip_by_global_norm;
 pub use consistency::check_consistency;
 pub use error::TrainError;

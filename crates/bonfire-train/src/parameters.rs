@@ -208,7 +208,7 @@ impl<B: Backend> Value<'_, B> {
         }
     }
 
-    fn requires_gradient(&self) -> bool {
+    pub(crate) fn requires_gradient(&self) -> bool {
         match self {
             Self::Float(TensorPrimitive::Float(tensor)) => B::float_is_require_grad(tensor),
             Self::Float(TensorPrimitive::QFloat(_)) | Self::Int(_) | Self::Bool(_) => false,
