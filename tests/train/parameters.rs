@@ -8,6 +8,7 @@ use burn::{
     backend::Autodiff,
     module::{Module, Param, ParamId},
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
+    optim::GradientsParams,
     tensor::{Bool, DType, Int, Tensor, TensorData, backend::Backend},
 };
 use burn_flex::Flex;
@@ -127,5 +128,31 @@ fn a_drifted_parameter_is_named_with_its_rank_on_every_rank() {
     for error in errors {
         let TrainError::Drifted { parameter, drifted, num_windows, .. } = &error else { panic!("{error}") };
         assert_eq!((parameter.as_str(), drifted.as_slice(), *num_windows), ("layers.1.bias", &[1][..], 7));
+    }
+}
+
+#[test]
+fn a_weight_that_occurs_twice_stays_one_leaf() {
+    for (num_trained, gradient) in each_rank(2, |communicator| {
+        let shared = small(&[2, 2], 1, [true, true]).layers.remove(0);
+        let mut model = small(&[2, 2, 2], 1, [true, true]);
+        shared.weight.val();
+        model.layers = vec![shared.clone(), shared];
+        let model: Small<B> = broadcast_parameters::<B, _>(&communicator, model).unwrap();
+        let x = Tensor::<B, 2>::ones([1, 2], &Default::default());
+        let output = model.layers[1].forward(model.layers[0].forward(x));
+        let gradients = GradientsParams::from_grads(output.sum().backward(), &model);
+        let id = model.layers[0].weight.id;
+        let weight: Vec<f32> = model.layers[0].weight.val().into_data().iter::<f32>().collect();
+        // Of the sum of x * W * W + ..., for x of ones: both uses count.
+        let first = gradients.get::<Flex, 2>(id).unwrap().into_data().iter::<f32>().next().unwrap();
+        let hidden = weight[0] + weight[2];
+        let bias = model.layers[0].bias.as_ref().unwrap().val().into_data().iter::<f32>().next().unwrap();
+        let expected = weight[0] + weight[1] + hidden + bias;
+        let num_trained = parameters::<B, _>(&model).iter().filter(|parameter| parameter.is_trained).count();
+        (num_trained, first - expected)
+    }) {
+        assert_eq!(num_trained, 4, "weight and bias once, gamma and beta");
+        assert!(gradient.abs() < 1e-5, "{gradient}");
     }
 }

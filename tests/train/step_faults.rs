@@ -143,6 +143,9 @@ fn nothing_else_may_begin_while_gradients_are_on_their_way() {
     for refused in each_rank(1, |communicator| {
         let model = Values::new(&[&[0.0]]);
         let mut step = started(communicator, &model);
+        step.micro_step(model.gradients(&[Some(&[1.0])]), 1.0).unwrap();
+        let refused = step.synchronise(model.clone()).unwrap_err();
+        assert!(matches!(refused, TrainError::WindowOpen { call: "synchronise", .. }), "its gradients would be lost");
         step.overlapped(1.0).unwrap();
         let refused = step.micro_step(model.gradients(&[Some(&[1.0])]), 1.0).unwrap_err();
         assert!(matches!(step.overlapped(1.0).err().unwrap(), TrainError::WindowOpen { call: "overlapped", .. }));
@@ -245,7 +248,12 @@ fn local_sgd_averages_parameters_by_items_and_sends_nothing_in_between() {
             // In the last window rank 1 has no items: it makes no step of its own, but averages.
             let (gradient, items) = if rank == 0 { (1.0, 3.0) } else { (-2.0, if window < 4 { 1.0 } else { 0.0 }) };
             counting.counts().reset();
-            step.micro_step(model.gradients(&[Some(&[gradient])]), items).unwrap();
+            if window == 3 {
+                // Handed over during backward, it is this rank's own all the same.
+                step.overlapped(items).unwrap().ready(step.parameters()[0].id, primitive(&[gradient]));
+            } else {
+                step.micro_step(model.gradients(&[Some(&[gradient])]), items).unwrap();
+            }
             if let Some(window) = step.finish().unwrap() {
                 model = optimizer.step(1.0, model, window.gradients);
             }

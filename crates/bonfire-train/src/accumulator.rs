@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     mem,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -12,7 +12,10 @@ use std::{
 use burn::{
     module::ParamId,
     optim::GradientsParams,
-    tensor::{DType, FloatDType, Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::Backend},
+    tensor::{
+        DType, FloatDType, Tensor, TensorData, TensorMetadata, TensorPrimitive, TransactionPrimitive, backend::Backend,
+        try_read_sync,
+    },
 };
 use crossbeam_channel::Sender;
 
@@ -62,6 +65,23 @@ impl<B: Backend> Accumulator<B> {
         self.sums[parameter].take()
     }
 
+    /// The sums of those of some parameters that have any, in host memory: the device is waited for once.
+    pub(crate) fn read(&mut self, parameters: &[usize]) -> Result<Vec<(usize, TensorData)>, TrainError> {
+        let (used, sums): (Vec<usize>, Vec<_>) =
+            parameters.iter().filter_map(|&parameter| Some((parameter, self.take(parameter)?))).unzip();
+        let Some(&first) = used.first() else { return Ok(Vec::new()) };
+        let transaction = TransactionPrimitive::new(sums, vec![], vec![], vec![]);
+        match try_read_sync(B::tr_execute(transaction)) {
+            Some(Ok(data)) => Ok(used.into_iter().zip(data.read_floats).collect()),
+            Some(Err(error)) => Err(self.unreadable(first, format!("{error:?}"))),
+            None => Err(self.unreadable(first, "the backend cannot be waited for".into())),
+        }
+    }
+
+    fn unreadable(&self, first: usize, reason: String) -> TrainError {
+        TrainError::Read { parameter: self.parameters[first].name.clone(), reason }
+    }
+
     /// Ends the window: gives its weights, and drops what is left.
     pub(crate) fn end(&mut self) -> Weights {
         self.sums.fill_with(|| None);
@@ -69,22 +89,25 @@ impl<B: Backend> Accumulator<B> {
     }
 
     /// Moves the sums to where the last micro step of the window, of `weight`, adds to them while it runs.
-    pub(crate) fn sink(&mut self, weight: f64, messages: Sender<Message>) -> Sink<B> {
+    ///
+    /// With somewhere to send them each goes on its way at once; else they stay until they are reclaimed.
+    pub(crate) fn sink(&mut self, weight: f64, messages: Option<Sender<Message>>) -> Sink<B> {
         Sink {
             places: self.parameters.iter().enumerate().map(|(place, parameter)| (parameter.id, place)).collect(),
             factor: self.weights.add(weight),
             sums: Mutex::new(self.sums.iter_mut().map(Option::take).collect()),
             is_given: self.parameters.iter().map(|_| AtomicBool::new(false)).collect(),
+            is_closed: AtomicBool::new(false),
             came_twice: Mutex::new(None),
             parameters: self.parameters.clone(),
             messages,
         }
     }
 
-    /// Takes back what the backward pass made no gradient for.
+    /// Takes back what has not been sent; gradients that come later are ignored.
     pub(crate) fn reclaim(&mut self, sink: &Sink<B>) {
-        self.sums = mem::take(&mut *sink.sums.lock().unwrap_or_else(PoisonError::into_inner));
-        self.sums.resize_with(self.parameters.len(), || None);
+        sink.is_closed.store(true, Ordering::Release);
+        self.sums = sink.sums().iter_mut().map(Option::take).collect();
     }
 }
 
@@ -95,8 +118,10 @@ pub(crate) struct Sink<B: Backend> {
     factor: Option<f64>,
     sums: Mutex<Vec<Option<B::FloatTensorPrimitive>>>,
     is_given: Vec<AtomicBool>,
+    /// The window has ended.
+    is_closed: AtomicBool,
     came_twice: Mutex<Option<usize>>,
-    messages: Sender<Message>,
+    messages: Option<Sender<Message>>,
 }
 
 impl<B: Backend> Sink<B> {
@@ -104,24 +129,32 @@ impl<B: Backend> Sink<B> {
     pub(crate) fn came_twice(&self) -> Option<usize> {
         *self.came_twice.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn sums(&self) -> MutexGuard<'_, Vec<Option<B::FloatTensorPrimitive>>> {
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<B: Backend> GradientSink<B> for Sink<B> {
     fn ready(&self, id: ParamId, gradient: B::FloatTensorPrimitive) {
         let (Some(&parameter), Some(factor)) = (self.places.get(&id), self.factor) else { return };
+        if self.is_closed.load(Ordering::Acquire) {
+            return;
+        }
         if self.is_given[parameter].swap(true, Ordering::AcqRel) {
             self.came_twice.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(parameter);
             return;
         }
-        let sum = {
-            let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-            sums.get_mut(parameter).and_then(Option::take)
+        let sum = self.sums()[parameter].take();
+        let Some(messages) = &self.messages else {
+            self.sums()[parameter] = Some(plus::<B>(sum, gradient, factor));
+            return;
         };
         let name = self.parameters[parameter].name.clone();
         // The other thread computes and waits for the device: autodiff's graph is locked here.
         let read = Box::new(move || read::<B>(plus::<B>(sum, gradient, factor), &name));
         // If the thread has ended, whoever closes the window learns why.
-        let _ = self.messages.send(Message::Gradient { parameter, gradient: Gradient::There(read) });
+        let _ = messages.send(Message::Gradient { parameter, gradient: Gradient::There(read) });
     }
 }
 
@@ -149,7 +182,7 @@ fn widened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::FloatTensorPrimiti
 }
 
 /// A gradient's values, without a copy where the backend's tensors lie in host memory.
-pub(crate) fn read<B: Backend>(gradient: B::FloatTensorPrimitive, name: &str) -> Result<TensorData, TrainError> {
+fn read<B: Backend>(gradient: B::FloatTensorPrimitive, name: &str) -> Result<TensorData, TrainError> {
     let tensor = Tensor::<B, 1>::from_primitive(TensorPrimitive::Float(gradient));
     tensor.try_into_data().map_err(|error| TrainError::Read { parameter: name.into(), reason: format!("{error:?}") })
 }

@@ -98,8 +98,8 @@ pub enum TrainError {
         parameter: String,
     },
 
-    /// Calls came in an order that makes no window.
-    #[error("rank {rank}: {call} while the gradients of a window's last micro step are on their way; finish it first")]
+    /// A call came while gradients of a window are on their way, or would be lost.
+    #[error("rank {rank}: {call} in the middle of a window; finish it first")]
     WindowOpen {
         /// The rank that called.
         rank: usize,

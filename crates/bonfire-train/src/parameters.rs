@@ -4,12 +4,15 @@
 //! parameters by their order alone.
 
 use core::{fmt, marker::PhantomData};
-use std::{collections::HashSet, vec};
+use std::{
+    collections::{HashMap, HashSet},
+    vec,
+};
 
 use bonfire_collectives::{Buffer, BufferMut, Communicator, DType as WireDType};
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
-    tensor::{Bool, DType, Int, Shape, Tensor, TensorData, TensorPrimitive, backend::Backend},
+    tensor::{Bool, DType, Int, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::Backend},
 };
 
 use crate::{TrainError, consistency::fingerprint};
@@ -155,7 +158,7 @@ pub(crate) fn read<B: Backend, M: Module<B>>(model: &M) -> Result<Vec<TensorData
 
 /// The model with other values, in order, where there are any; what is replaced is a fresh leaf.
 pub(crate) fn replace<B: Backend, M: Module<B>>(model: M, values: Vec<Option<TensorData>>) -> M {
-    model.map(&mut Replace { values: values.into_iter(), backend: PhantomData::<B> })
+    model.map(&mut Replace::<B> { values: values.into_iter(), shared: HashMap::new() })
 }
 
 /// The first line in which lists differ.
@@ -200,7 +203,6 @@ pub(crate) enum Value<'a, B: Backend> {
 
 impl<B: Backend> Value<'_, B> {
     fn shape_and_dtype(&self) -> (Shape, DType) {
-        use burn::tensor::TensorMetadata;
         match self {
             Self::Float(tensor) => (tensor.shape(), tensor.dtype()),
             Self::Int(tensor) => (tensor.shape(), tensor.dtype()),
@@ -267,12 +269,13 @@ impl<B: Backend, F: FnMut(&[String], ParamId, Value<'_, B>)> ModuleVisitor<B> fo
     }
 }
 
-struct Replace<B> {
+struct Replace<B: Backend> {
     values: vec::IntoIter<Option<TensorData>>,
-    backend: PhantomData<B>,
+    /// What has been replaced: a tensor that occurs again stays one leaf.
+    shared: HashMap<ParamId, TensorPrimitive<B>>,
 }
 
-impl<B> Replace<B> {
+impl<B: Backend> Replace<B> {
     fn next(&mut self) -> Option<TensorData> {
         self.values.next().flatten()
     }
@@ -280,14 +283,21 @@ impl<B> Replace<B> {
 
 impl<B: Backend> ModuleMapper<B> for Replace<B> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let Some(data) = self.next() else { return param };
+        let data = self.next();
         let (id, tensor, mapper) = param.consume();
+        if let Some(shared) = self.shared.get(&id)
+            && shared.shape() == tensor.shape()
+        {
+            return Param::from_mapped_value(id, Tensor::from_primitive(shared.clone()), mapper);
+        }
+        let Some(data) = data else { return Param::from_mapped_value(id, tensor, mapper) };
         let device = tensor.device();
         let value = match data.dtype {
             DType::QFloat(_) => TensorPrimitive::QFloat(B::q_from_data(data, &device)),
             _ => TensorPrimitive::Float(B::float_from_data(data, &device)),
         };
         let value = Tensor::from_primitive(value).set_require_grad(tensor.is_require_grad());
+        self.shared.insert(id, value.clone().into_primitive());
         Param::from_mapped_value(id, value, mapper)
     }
 

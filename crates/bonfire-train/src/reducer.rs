@@ -36,8 +36,8 @@ pub(crate) struct Reducer {
     messages: Sender<Message>,
     replies: Receiver<Result<Option<Reduced>, TrainError>>,
     thread: Option<JoinHandle<()>>,
-    /// The parameters in the order in which buckets want them.
-    order: Vec<usize>,
+    /// The parameters of each bucket, in order.
+    buckets: Arc<[Vec<usize>]>,
     is_open: bool,
 }
 
@@ -86,7 +86,7 @@ impl Reducer {
         let (messages, inbox) = unbounded();
         let (outbox, replies) = unbounded();
         let buckets = PlannedBucket::plan(&parameters, options);
-        let order = buckets.iter().flat_map(|planned| planned.bucket.parameters.clone()).collect();
+        let parameters_of = buckets.iter().map(|planned| planned.bucket.parameters.clone()).collect();
         let mut worker = Worker {
             communicator: communicator.clone(),
             parameters,
@@ -106,12 +106,12 @@ impl Reducer {
         };
         let thread = thread::Builder::new().name(format!("bonfire reducer {rank}")).spawn(serve);
         let thread = Some(thread.map_err(TrainError::ReducerThread)?);
-        Ok(Self { communicator, messages, replies, thread, order, is_open: false })
+        Ok(Self { communicator, messages, replies, thread, buckets: parameters_of, is_open: false })
     }
 
-    /// The parameters in the order in which buckets want them.
-    pub(crate) fn order(&self) -> impl Iterator<Item = usize> + use<> {
-        self.order.clone().into_iter()
+    /// The parameters of each bucket, in order.
+    pub(crate) fn buckets(&self) -> Arc<[Vec<usize>]> {
+        self.buckets.clone()
     }
 
     pub(crate) const fn is_open(&self) -> bool {

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     GradientSink, Parameter, ReduceDType, Reduction, TrainError,
-    accumulator::{self, Accumulator, Sink},
+    accumulator::{Accumulator, Sink},
     bucket::BucketCaps,
     check_consistency, compare_parameters, parameters,
     reducer::{Reduced, Reducer, ReducerOptions},
@@ -144,9 +144,10 @@ impl<B: AutodiffBackend> TrainingStep<B> {
     /// # Errors
     ///
     /// [`TrainError::RanksDiffer`] if ranks have different models, [`TrainError::Read`] if a tensor cannot be read,
-    /// [`TrainError::Collective`] if the ranks do not come together.
+    /// [`TrainError::WindowOpen`] in the middle of a window, [`TrainError::Collective`] if the ranks do not come
+    /// together.
     pub fn synchronise<M: AutodiffModule<B>>(&mut self, model: M) -> Result<M, TrainError> {
-        self.check_closed("synchronise")?;
+        self.check_closed("synchronise", self.accumulator.weights.total > 0.0)?;
         let step = Self::new(self.communicator.clone(), &model, self.options.clone())?;
         *self = Self { num_windows: self.num_windows, last_check: self.last_check, ..step };
         let model = parameters::broadcast_parameters(&*self.communicator, model);
@@ -162,7 +163,7 @@ impl<B: AutodiffBackend> TrainingStep<B> {
     /// [`TrainError::Weight`] if the weight is negative or not finite, [`TrainError::UnknownGradients`] if gradients
     /// are not of this model, [`TrainError::WindowOpen`] after [`overlapped`](Self::overlapped).
     pub fn micro_step(&mut self, gradients: GradientsParams, weight: f64) -> Result<(), TrainError> {
-        self.check_closed("micro_step")?;
+        self.check_closed("micro_step", false)?;
         self.check_weight(weight)?;
         match self.accumulator.add(gradients, weight) {
             0 => Ok(()),
@@ -181,10 +182,13 @@ impl<B: AutodiffBackend> TrainingStep<B> {
     ///
     /// [`TrainError::Weight`] if the weight is negative or not finite, [`TrainError::WindowOpen`] after another call.
     pub fn overlapped(&mut self, weight: f64) -> Result<Arc<dyn GradientSink<B::InnerBackend>>, TrainError> {
-        self.check_closed("overlapped")?;
+        self.check_closed("overlapped", false)?;
         self.check_weight(weight)?;
-        let sink = Arc::new(self.accumulator.sink(weight, self.reducer.messages()));
-        if self.options.average_every.is_none() {
+        // Local SGD sends no gradients.
+        let messages = self.options.average_every.is_none().then(|| self.reducer.messages());
+        let is_sent = messages.is_some();
+        let sink = Arc::new(self.accumulator.sink(weight, messages));
+        if is_sent {
             self.reducer.open(self.accumulator.weights);
         }
         self.sink = Some(sink.clone());
@@ -217,10 +221,10 @@ impl<B: AutodiffBackend> TrainingStep<B> {
         if !self.reducer.is_open() {
             self.reducer.open(self.accumulator.weights);
         }
-        for index in self.reducer.order() {
-            if let Some(sum) = self.accumulator.take(index) {
-                let gradient = accumulator::read::<B::InnerBackend>(sum, &self.parameters[index].name);
-                self.reducer.give(index, self.or_abort(gradient)?);
+        for bucket in &*self.reducer.buckets() {
+            let sums = self.accumulator.read(bucket);
+            for (parameter, sum) in self.or_abort(sums)? {
+                self.reducer.give(parameter, sum);
             }
         }
         self.accumulator.end();
@@ -312,8 +316,8 @@ impl<B: AutodiffBackend> TrainingStep<B> {
         Ok(parameters::replace(model, values.collect()))
     }
 
-    fn check_closed(&self, call: &'static str) -> Result<(), TrainError> {
-        if self.sink.is_none() {
+    fn check_closed(&self, call: &'static str, has_sums: bool) -> Result<(), TrainError> {
+        if self.sink.is_none() && !has_sums {
             return Ok(());
         }
         self.or_abort(Err(TrainError::WindowOpen { rank: self.communicator.rank(), call }))
