@@ -1,10 +1,10 @@
-//! Who runs against whom, each with one thread for its tensors.
+//! Who runs against whom: threads that train, each with one thread for its tensors.
 
-use core::num::NonZeroUsize;
 use std::{
     hint::black_box,
+    num::NonZeroUsize,
     sync::{
-        Arc,
+        Arc, Mutex,
         mpsc::{Receiver, Sender, channel},
     },
     thread,
@@ -12,7 +12,7 @@ use std::{
 };
 
 use bonfire::{
-    collectives::ThreadCommunicator,
+    collectives::{Communicator, ThreadCommunicator},
     train::{SyncOptions, TrainingStep},
 };
 use burn::{
@@ -25,13 +25,14 @@ use crate::subjects::Subject;
 
 type B = Autodiff<Flex>;
 
-/// Runs one measurement and gives its seconds.
+/// Runs one measurement and gives its seconds per step.
 pub type Contender = Box<dyn FnMut() -> f64>;
 
-/// Steps as one writes them without ranks.
-pub fn alone<S: Subject>(batch_size: usize, num_steps: usize) -> Contender {
-    on_a_thread(num_steps, move || {
-        let (batch, mut optimizer) = (S::batch(batch_size), AdamConfig::new().init::<B, S::Model<B>>());
+/// Threads that know nothing of each other, each with its part of the batch.
+pub fn free<S: Subject>(num_threads: usize, batch_size: usize, num_steps: usize) -> Contender {
+    on_threads(num_threads, num_steps, move |_| {
+        let batch = S::batch(batch_size / num_threads);
+        let mut optimizer = AdamConfig::new().init::<B, S::Model<B>>();
         let mut model = Some(S::init::<B>(&FlexDevice));
         move || {
             let current = model.take().expect("put back after each step");
@@ -43,45 +44,60 @@ pub fn alone<S: Subject>(batch_size: usize, num_steps: usize) -> Contender {
     })
 }
 
-/// The same steps as the one rank of a group.
-pub fn one_rank<S: Subject>(batch_size: usize, num_steps: usize) -> Contender {
-    on_a_thread(num_steps, move || {
+/// The same steps as ranks of one group.
+pub fn ranks<S: Subject>(num_ranks: usize, batch_size: usize, num_steps: usize) -> Contender {
+    let world_size = NonZeroUsize::new(num_ranks).expect("a rank");
+    let group = ThreadCommunicator::group(world_size, Duration::from_secs(10));
+    let group: Vec<_> = group.into_iter().map(|communicator| Mutex::new(Some(communicator))).collect();
+    let group = Arc::new(group);
+    on_threads(num_ranks, num_steps, move |rank| {
+        let communicator = group[rank].lock().expect("no panic").take().expect("one thread a rank");
+        let batch_size = batch_size / communicator.world_size();
         let (batch, mut optimizer) = (S::batch(batch_size), AdamConfig::new().init::<B, S::Model<B>>());
         let model = S::init::<B>(&FlexDevice);
-        let group = ThreadCommunicator::group(NonZeroUsize::MIN, Duration::from_secs(10));
-        let communicator = Arc::new(group.into_iter().next().expect("rank 0"));
-        let mut step = TrainingStep::<B>::new(communicator, &model, SyncOptions::default()).expect("one rank");
-        let mut model = Some(step.synchronise(model).expect("one rank"));
+        let options = SyncOptions::default();
+        let mut step = TrainingStep::<B>::new(Arc::new(communicator), &model, options).expect("ranks");
+        let mut model = Some(step.synchronise(model).expect("ranks"));
         move || {
             let current = model.take().expect("put back after each step");
             let loss = S::loss::<B>(&current, &batch, &FlexDevice);
             let gradients = GradientsParams::from_grads(loss.backward(), &current);
             step.micro_step(gradients, batch_size as f64).expect("gradients");
-            let window = step.finish().expect("one rank").expect("items");
+            let window = step.finish().expect("ranks").expect("items");
             let stepped = optimizer.step(1e-3, current, window.gradients);
-            model = Some(step.settle(stepped).expect("one rank"));
+            model = Some(step.settle(stepped).expect("ranks"));
             black_box(loss.into_data());
         }
     })
 }
 
-/// A thread that starts with a rayon pool of itself alone, and makes what it runs.
-fn on_a_thread<F: FnMut() + 'static>(num_steps: usize, make: impl Fn() -> F + Send + 'static) -> Contender {
-    let (start, started): (Sender<()>, Receiver<()>) = channel();
-    let (finish, finished) = channel();
-    thread::spawn(move || {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build();
-        let _pool = pool.expect("a pool");
-        let mut step = make();
-        for () in started {
-            (0..num_steps).for_each(|_| step());
-            finish.send(()).expect("somebody waits");
-        }
-    });
+/// Threads that each start with a rayon pool of themselves alone, make what they run, and run it at once.
+fn on_threads<F: FnMut() + 'static>(
+    num_threads: usize,
+    num_steps: usize,
+    make: impl Fn(usize) -> F + Clone + Send + 'static,
+) -> Contender {
+    let workers: Vec<(Sender<()>, Receiver<()>)> = (0..num_threads)
+        .map(|index| {
+            let (start, started) = channel();
+            let (finish, finished) = channel();
+            let make = make.clone();
+            thread::spawn(move || {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build();
+                let _pool = pool.expect("a pool");
+                let mut step = make(index);
+                for () in started {
+                    (0..num_steps).for_each(|_| step());
+                    finish.send(()).expect("somebody waits");
+                }
+            });
+            (start, finished)
+        })
+        .collect();
     Box::new(move || {
         let begin = Instant::now();
-        start.send(()).expect("a worker");
-        finished.recv().expect("a worker");
+        workers.iter().for_each(|(start, _)| start.send(()).expect("a worker"));
+        workers.iter().for_each(|(_, finished)| finished.recv().expect("a worker"));
         begin.elapsed().as_secs_f64() / num_steps as f64
     })
 }

@@ -1,4 +1,4 @@
-//! Training steps as one rank of one against the same steps without ranks, interleaved in one run.
+//! Training steps of ranks that are threads against the same steps without ranks, interleaved in one run.
 //!
 //! `cargo bench --bench train` prints a JSON line per figure, see `benches/steps/main.rs`.
 
@@ -12,7 +12,7 @@ mod rounds;
 #[allow(dead_code)]
 mod subjects;
 
-use contenders::{alone, one_rank};
+use contenders::{Contender, free, ranks};
 use rounds::{Goal, Rounds};
 use subjects::{Cnn, Mlp, Subject};
 
@@ -21,14 +21,27 @@ fn main() {
     let is_wanted = |group: &str| wanted.is_empty() || wanted.iter().any(|word| group.contains(word.as_str()));
     if is_wanted("cnn") {
         overhead::<Cnn>("CNN, batch 64", 64, 5, Goal::AtMost(1.02));
+        scaling::<Cnn>("CNN, batch 64", 64, 5, Goal::AtLeast(0.85));
+        scaling::<Cnn>("CNN, batch 256", 256, 2, Goal::AtLeast(0.85));
     }
     if is_wanted("mlp") {
         overhead::<Mlp>("MLP, batch 64", 64, 50, Goal::AtMost(1.1));
         overhead::<Mlp>("MLP, batch 256", 256, 30, Goal::AtMost(1.1));
+        scaling::<Mlp>("MLP, batch 256", 256, 30, Goal::AtLeast(0.65));
     }
 }
 
 fn overhead<S: Subject>(name: &str, batch_size: usize, num_steps: usize, goal: Goal) {
-    let rounds = Rounds::measure(vec![alone::<S>(batch_size, num_steps), one_rank::<S>(batch_size, num_steps)]);
+    let contenders: Vec<Contender> = vec![free::<S>(1, batch_size, num_steps), ranks::<S>(1, batch_size, num_steps)];
+    let rounds = Rounds::measure(contenders);
     rounds.report(&format!("{name}: time of a training step of one rank over one without ranks"), 1, 0, goal);
+}
+
+fn scaling<S: Subject>(name: &str, batch_size: usize, num_steps: usize, goal: Goal) {
+    let free_alone = free::<S>(1, batch_size, num_steps);
+    let contenders: Vec<Contender> =
+        vec![free::<S>(2, batch_size, num_steps), ranks::<S>(2, batch_size, num_steps), free_alone];
+    let rounds = Rounds::measure(contenders);
+    rounds.report(&format!("{name}: rate of 2 ranks over two free threads"), 0, 1, goal);
+    rounds.report(&format!("{name}: rate of 2 ranks over one thread"), 2, 1, Goal::None);
 }
