@@ -8,3 +8,4 @@ mod statistics;
 mod step;
 mod step_faults;
 mod step_parity;
+mod step_replica;
