@@ -3,6 +3,7 @@
 mod buffers;
 mod hooks;
 mod models;
+mod overlap;
 mod parameters;
 mod statistics;
 mod step;

@@ -98,6 +98,18 @@ pub enum TrainError {
         parameter: String,
     },
 
+    /// A step gave other gradients than those that it handed over during backward.
+    #[error(
+        "rank {rank}: the step gives other gradients for {num_changed} parameters than its backward pass handed over, \
+         as if it ran several or changed them; it did not before, so turn overlap off"
+    )]
+    OtherGradients {
+        /// The rank whose step it is.
+        rank: usize,
+        /// How many parameters.
+        num_changed: usize,
+    },
+
     /// A call came while gradients of a window are on their way, or would be lost.
     #[error("rank {rank}: {call} in the middle of a window; finish it first")]
     WindowOpen {

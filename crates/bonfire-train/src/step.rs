@@ -269,6 +269,11 @@ impl<B: AutodiffBackend> TrainingStep<B> {
         &self.parameters
     }
 
+    /// Breaks the group: what a hook handed over was not the gradient, and may have been sent.
+    pub(crate) fn other_gradients<T>(&self, num_changed: usize) -> Result<T, TrainError> {
+        self.or_abort(Err(TrainError::OtherGradients { rank: self.communicator.rank(), num_changed }))
+    }
+
     fn on_device(&self, reduced: Reduced) -> Window {
         let mut gradients = GradientsParams::new();
         for ((parameter, device), gradient) in self.parameters.iter().zip(&self.devices).zip(reduced.gradients) {
