@@ -1,6 +1,7 @@
 //! Data-parallel training, with threads as ranks, against one device.
 
 mod buffers;
+mod clip;
 mod hooks;
 mod models;
 mod overlap;

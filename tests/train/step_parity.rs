@@ -279,3 +279,52 @@ fn gradients_handed_over_during_backward_give_the_same_bits_as_after_it() {
     assert!(plain[0] == plain[2], "bitwise equal ranks");
     assert_eq!(parameters::<B, _>(&first).len(), 4);
 }
+
+#[test]
+fn autodiff_on_four_threads_at_once_for_300_steps_equals_the_same_steps_one_after_the_other() {
+    const NUM_RANKS: usize = 4;
+    const NUM_LONG: usize = 300;
+    let items = |rank: usize| rank * 3..rank * 3 + 3;
+    let first = drawn(Mlp::new());
+    let at_once = each_rank(NUM_RANKS, |communicator| {
+        let rank = communicator.rank();
+        let model = if rank == 0 { first.clone() } else { Mlp::new() };
+        let mut step = TrainingStep::new(communicator, &model, SyncOptions::default()).unwrap();
+        let mut model = step.synchronise(model).unwrap();
+        let mut optimizer = sgd();
+        for index in 0..NUM_LONG {
+            step.micro_step(loss(&model, index, items(rank)).1, 3.0).unwrap();
+            let window = step.finish().unwrap().unwrap();
+            model = step.settle(optimizer.step(0.05, model, window.gradients)).unwrap();
+        }
+        values(&model)
+    });
+
+    let (mut model, mut optimizer) = (first.clone().fork(&Default::default()), sgd());
+    for index in 0..NUM_LONG {
+        let mut all: Vec<GradientsParams> = (0..NUM_RANKS).map(|rank| loss(&model, index, items(rank)).1).collect();
+        let mut mean = Mean { all: &mut all, mean: GradientsParams::new() };
+        model.visit(&mut mean);
+        let gradients = mean.mean;
+        model = optimizer.step(0.05, model, gradients);
+    }
+    let expected = values(&model);
+    assert!(expected.iter().all(|value| value.is_finite()));
+    assert!(at_once.iter().all(|values| *values == expected), "bit for bit");
+}
+
+/// The mean of several gradients, summed in order.
+struct Mean<'a> {
+    all: &'a mut [GradientsParams],
+    mean: GradientsParams,
+}
+
+impl ModuleVisitor<B> for Mean<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let num = self.all.len() as f64;
+        let gradients = self.all.iter_mut().filter_map(|gradients| gradients.remove::<Flex, D>(param.id));
+        if let Some(sum) = gradients.reduce(|sum, gradient| sum + gradient) {
+            self.mean.register(param.id, sum / num);
+        }
+    }
+}
