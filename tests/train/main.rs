@@ -7,6 +7,7 @@ mod models;
 mod overlap;
 mod parameters;
 mod statistics;
+mod statistics_replica;
 mod step;
 mod step_faults;
 mod step_parity;
