@@ -1,14 +1,20 @@
 //! Training with gradients that are reduced while backward runs, against training without.
 
+use std::{
+    num::NonZeroUsize,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
 use bonfire::{
-    collectives::Communicator,
-    train::{AnyHooks, Hooks, Overlap, SyncOptions, TrainingStep},
+    collectives::{Communicator, ThreadCommunicator},
+    train::{AnyHooks, Hooks, Overlap, SyncBatchNorm, SyncGroup, SyncOptions, TrainingStep},
 };
 use bonfire_tests::images::ResNet;
 use burn::{
     backend::{Autodiff, autodiff::checkpoint::strategy::BalancedCheckpointing},
     module::{AutodiffModule, Module, ModuleVisitor, Param},
-    nn::{Linear, LinearConfig},
+    nn::{BatchNormConfig, Linear, LinearConfig},
     optim::{AdamConfig, GradientsAccumulator, GradientsParams, Optimizer},
     tensor::{Tensor, backend::Backend},
 };
@@ -171,6 +177,45 @@ fn a_step_that_is_no_longer_fit_for_hooks_is_an_error_on_every_rank() {
     });
     assert!(errors[0].contains("rank 1: the step gives other gradients for 1 parameters"), "{}", errors[0]);
     assert!(errors[1].contains("rank 1: the step gives other gradients for 1 parameters"), "{}", errors[1]);
+}
+
+#[test]
+fn overlap_and_synchronised_batch_norm_do_not_wait_for_each_other() {
+    #[derive(Module, Debug)]
+    struct Net<B: Backend> {
+        linear: Linear<B>,
+        norm: SyncBatchNorm<B>,
+    }
+
+    let train = |overlap: fn() -> Overlap<B>| {
+        let num_ranks = NonZeroUsize::new(3).unwrap();
+        let own = ThreadCommunicator::group(num_ranks, Duration::from_secs(10));
+        let own = Mutex::new(own.into_iter().map(Some).collect::<Vec<_>>());
+        each_rank(num_ranks.get(), |communicator| {
+            let (rank, mut overlap) = (communicator.rank(), overlap());
+            let layers = own.lock().unwrap()[rank].take().unwrap();
+            let device = Default::default();
+            let mut model = filled(Net::<B> {
+                linear: LinearConfig::new(4, 3).init(&device),
+                norm: SyncBatchNorm::new(BatchNormConfig::new(3).init(&device), &SyncGroup::new::<B>(Arc::new(layers))),
+            });
+            let mut step = TrainingStep::new(communicator, &model, options()).unwrap();
+            let mut optimizer = AdamConfig::new().init::<B, Net<B>>();
+            for window in 0..50 {
+                let run = |model: &Net<B>| {
+                    let input = values(window + 100 * rank, 4 * (rank + 1)).reshape([rank + 1, 4]);
+                    let output = model.norm.forward(model.linear.forward(input)).powi_scalar(3);
+                    (GradientsParams::from_grads(output.mean().backward(), model), ())
+                };
+                overlap.micro_step(&mut step, &model, rank as f64 + 1.0, run).unwrap();
+                let reduced = step.finish().unwrap().unwrap();
+                model = step.settle(optimizer.step(0.01, model, reduced.gradients)).unwrap();
+            }
+            bits(&model)
+        })
+    };
+    let (plain, overlapped) = (train(Overlap::off), train(|| Overlap::new(Hooks::new())));
+    assert!(plain.iter().chain(&overlapped).all(|bits| *bits == plain[0]), "bitwise equal ranks, same bits");
 }
 
 #[test]
