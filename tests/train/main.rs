@@ -2,6 +2,7 @@
 
 mod buffers;
 mod clip;
+mod data;
 mod hooks;
 mod models;
 mod overlap;

@@ -1,6 +1,7 @@
 //! Why a rank cannot go on.
 
 use bonfire_collectives::{CollectiveError, LaunchError, StoreError};
+use bonfire_placement::PlacementError;
 
 /// An error of data-parallel training.
 #[derive(Debug, thiserror::Error)]
@@ -176,6 +177,35 @@ pub enum TrainError {
         expected: &'static str,
         /// The model's.
         given: &'static str,
+    },
+
+    /// An argument of a sampler or loader cannot be.
+    #[error("{argument} is {given}; {hint}")]
+    Argument {
+        /// Its name.
+        argument: &'static str,
+        /// Its value.
+        given: String,
+        /// What it may be.
+        hint: String,
+    },
+
+    /// A batch cannot be shared out so.
+    #[error("shares: {0}")]
+    Shares(#[source] PlacementError),
+
+    /// A loader cannot go on where another run stopped.
+    #[error("cannot resume the data: {reason}")]
+    Resume {
+        /// What does not fit.
+        reason: String,
+    },
+
+    /// A loader of Burn's own was asked for what it cannot do.
+    #[error("a plain Burn loader cannot do {asked}; build a `DistributedDataLoader` instead")]
+    PlainLoader {
+        /// What was asked.
+        asked: String,
     },
 
     /// Something that cannot happen did.

@@ -23,7 +23,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "burn-wgpu?",
         ],
     ),
-    ("bonfire-train", &["bonfire-collectives", "bonfire-kernels", "burn"]),
+    ("bonfire-train", &["bonfire-placement", "bonfire-collectives", "bonfire-kernels", "burn"]),
     ("bonfire", &["bonfire-placement", "bonfire-collectives", "bonfire-kernels", "bonfire-replica", "bonfire-train"]),
     ("bonfire-tests", &["burn"]),
     ("xtask", &[]),
