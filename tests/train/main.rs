@@ -3,6 +3,7 @@
 mod buffers;
 mod clip;
 mod data;
+mod data_loader;
 mod hooks;
 mod models;
 mod overlap;

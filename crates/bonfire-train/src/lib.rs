@@ -27,7 +27,10 @@ pub use accumulator::GradientSink;
 pub use buffers::{BufferSync, synchronise_buffers};
 pub use clip::clip_by_global_norm;
 pub use consistency::check_consistency;
-pub use data::{LoaderHandle, MicroStep, Sampler, SamplerEpoch, SamplerOptions, SamplerState, Tail, WindowPlan};
+pub use data::{
+    DistributedDataLoader, DistributedDataLoaderBuilder, LoaderHandle, MicroStep, PlainBatches, PlainShare, Sampler,
+    SamplerEpoch, SamplerOptions, SamplerState, Tail, WindowPlan, batch_aligned_slice,
+};
 pub use error::TrainError;
 pub use hooks::{AnyHooks, BackwardFn, HookBackend, HookReport, HookedModel, Hooks};
 pub use overlap::Overlap;

@@ -6,7 +6,11 @@
 //! ```
 
 mod handle;
+mod loader;
+mod plain;
 mod sampler;
 
 pub use handle::LoaderHandle;
+pub use loader::{DistributedDataLoader, DistributedDataLoaderBuilder};
+pub use plain::{PlainBatches, PlainShare, batch_aligned_slice};
 pub use sampler::{MicroStep, Sampler, SamplerEpoch, SamplerOptions, SamplerState, Tail, WindowPlan};
