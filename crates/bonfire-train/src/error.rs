@@ -1,5 +1,7 @@
 //! Why a rank cannot go on.
 
+use std::path::PathBuf;
+
 use bonfire_collectives::{CollectiveError, LaunchError, StoreError};
 use bonfire_placement::PlacementError;
 
@@ -206,6 +208,33 @@ pub enum TrainError {
     PlainLoader {
         /// What was asked.
         asked: String,
+    },
+
+    /// A configuration file cannot be used.
+    #[error("cannot use {}: {problem}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// A setting of the learner does not go with data-parallel training.
+    #[error("{problem}")]
+    Setting {
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+
+    /// What a rank's step gave cannot be joined with that of other ranks.
+    #[error("the output of rank {rank} does not fit that of other ranks: of part {part}, {problem}")]
+    Output {
+        /// The rank.
+        rank: usize,
+        /// The part, counted from 0.
+        part: usize,
+        /// What is wrong with it.
+        problem: String,
     },
 
     /// Something that cannot happen did.

@@ -269,6 +269,11 @@ impl<B: AutodiffBackend> TrainingStep<B> {
         &self.parameters
     }
 
+    /// Whether parameters are averaged instead of gradients.
+    pub(crate) const fn averages(&self) -> bool {
+        self.options.average_every.is_some()
+    }
+
     /// Breaks the group: what a hook handed over was not the gradient, and may have been sent.
     pub(crate) fn other_gradients<T>(&self, num_changed: usize) -> Result<T, TrainError> {
         self.or_abort(Err(TrainError::OtherGradients { rank: self.communicator.rank(), num_changed }))
