@@ -5,6 +5,7 @@ mod clip;
 mod data;
 mod data_loader;
 mod hooks;
+mod learner;
 mod models;
 mod overlap;
 mod parameters;

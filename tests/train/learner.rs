@@ -1,0 +1,520 @@
+//! `burn-train`'s learner on 1 to 4 ranks against its own strategy for one device.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroUsize,
+    path::Path,
+    sync::{Arc, Mutex},
+};
+
+use bonfire::{
+    Replica, ReplicaDevice,
+    collectives::Communicator,
+    placement::Shares,
+    train::{
+        DataParallel, DataParallelConfig, DataParallelTraining, DistributedDataLoader, DistributedDataLoaderBuilder,
+        RankBalance, Tail,
+    },
+};
+use burn::{
+    backend::Autodiff,
+    data::{
+        dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher},
+        dataset::InMemDataset,
+    },
+    lr_scheduler::LrScheduler,
+    module::{Module, Param},
+    nn::{Linear, loss::CrossEntropyLossConfig},
+    optim::SgdConfig,
+    record::CompactRecorder,
+    tensor::{
+        Int, Tensor, TensorData,
+        activation::tanh,
+        backend::{AutodiffBackend, Backend},
+    },
+    train::{
+        ClassificationOutput, InferenceStep, Interrupter, Learner, LearnerSummary, SupervisedTraining, TrainOutput,
+        TrainStep,
+        logger::MetricLogger,
+        metric::{
+            AccuracyMetric, AurocMetric, LearningRateMetric, LossMetric, MetricDefinition, MetricId, NumericEntry,
+            store::{EpochSummary, MetricsUpdate, Split},
+        },
+        renderer::{
+            EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
+            MetricsRendererTraining, ProgressType, TrainingProgress,
+        },
+    },
+};
+use burn_flex::Flex;
+
+use crate::step::each_rank;
+
+type B = Autodiff<Flex>;
+
+const NUM_TRAIN: usize = 22;
+const NUM_VALID: usize = 14;
+const BATCH_SIZE: usize = 6;
+const NUM_EPOCHS: usize = 3;
+
+#[derive(Clone)]
+struct Points;
+
+#[derive(Clone, Debug)]
+struct Batch<B: Backend> {
+    points: Tensor<B, 2>,
+    classes: Tensor<B, 1, Int>,
+}
+
+impl<B: Backend> Batcher<B, usize, Batch<B>> for Points {
+    fn batch(&self, items: Vec<usize>, device: &B::Device) -> Batch<B> {
+        let points: Vec<f32> =
+            items.iter().flat_map(|item| (0..4).map(move |dim| ((item * 4 + dim) as f32).sin())).collect();
+        let classes: Vec<i64> = items.iter().map(|item| (item % 3 / 2) as i64).collect();
+        Batch {
+            points: Tensor::from_data(TensorData::new(points, [items.len(), 4]), device),
+            classes: Tensor::from_data(TensorData::new(classes, [items.len()]), device),
+        }
+    }
+}
+
+#[derive(Module, Debug)]
+struct Mlp<B: Backend> {
+    hidden: Linear<B>,
+    output: Linear<B>,
+}
+
+impl<B: Backend> Mlp<B> {
+    fn new(device: &B::Device) -> Self {
+        let tensor = |num: usize, start: f32| {
+            let values = (0..num).map(|index| (index as f32 * 1.7 + start).sin() / 2.0).collect::<Vec<_>>();
+            Tensor::<B, 1>::from_data(TensorData::new(values, [num]), device)
+        };
+        let linear = |inputs: usize, outputs: usize, start: f32| Linear {
+            weight: Param::from_tensor(tensor(inputs * outputs, start).reshape([inputs, outputs])),
+            bias: Some(Param::from_tensor(tensor(outputs, start + 1.0))),
+        };
+        Self { hidden: linear(4, 8, 0.0), output: linear(8, 2, 0.5) }
+    }
+
+    fn classify(&self, batch: Batch<B>) -> ClassificationOutput<B> {
+        let output = self.output.forward(tanh(self.hidden.forward(batch.points)));
+        let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), batch.classes.clone());
+        ClassificationOutput::new(loss, output, batch.classes)
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Mlp<B> {
+    type Input = Batch<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Batch<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let output = self.classify(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl<B: Backend> InferenceStep for Mlp<B> {
+    type Input = Batch<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Batch<B>) -> ClassificationOutput<B> {
+        self.classify(batch)
+    }
+}
+
+/// What metrics said, by split and name, in order.
+#[derive(Clone, Default)]
+struct Recorder {
+    names: HashMap<MetricId, String>,
+    values: Arc<Mutex<HashMap<String, Vec<f64>>>>,
+}
+
+impl Recorder {
+    fn of(&self, split: &str, name: &str) -> Vec<f64> {
+        self.values.lock().unwrap().get(&format!("{split} {name}")).cloned().unwrap_or_default()
+    }
+}
+
+impl MetricLogger for Recorder {
+    fn log(&mut self, update: MetricsUpdate, _: usize, split: &Split) {
+        for metric in update.entries_numeric {
+            let name = format!("{split} {}", self.names[&metric.entry.metric_id]);
+            self.values.lock().unwrap().entry(name).or_default().push(metric.numeric_entry.current());
+        }
+    }
+
+    fn read_numeric(&mut self, _: &str, _: usize, _: &Split) -> Result<Vec<NumericEntry>, String> {
+        Ok(Vec::new())
+    }
+
+    fn log_metric_definition(&mut self, definition: MetricDefinition) {
+        self.names.insert(definition.metric_id, definition.name);
+    }
+
+    fn log_epoch_summary(&mut self, _: EpochSummary) {}
+}
+
+/// Keeps the progress that was shown of the training.
+#[derive(Clone, Default)]
+struct Progresses(Arc<Mutex<Vec<(usize, usize)>>>);
+
+impl MetricsRendererTraining for Progresses {
+    fn update_train(&mut self, _: MetricState) {}
+    fn update_valid(&mut self, _: MetricState) {}
+    fn render_train(&mut self, item: TrainingProgress, _: Vec<ProgressType>) {
+        let progress = item.progress.unwrap();
+        self.0.lock().unwrap().push((progress.items_processed, progress.items_total));
+    }
+    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+    fn on_train_end(&mut self, _: Option<LearnerSummary>) -> Result<(), Box<dyn std::error::Error>> {
+        Ok(())
+    }
+}
+
+impl MetricsRendererEvaluation for Progresses {
+    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
+    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRenderer for Progresses {
+    fn manual_close(&mut self) {}
+    fn register_metric(&mut self, _: MetricDefinition) {}
+}
+
+/// A learning rate that tells how often it was asked for.
+#[derive(Clone)]
+struct Falling(usize);
+
+impl LrScheduler for Falling {
+    type Record<B: Backend> = usize;
+
+    fn step(&mut self) -> f64 {
+        self.0 += 1;
+        0.1 / self.0 as f64
+    }
+
+    fn to_record<B: Backend>(&self) -> usize {
+        self.0
+    }
+
+    fn load_record<B: Backend>(self, record: usize) -> Self {
+        Self(record)
+    }
+}
+
+/// How a test differs from the plain case.
+#[derive(Clone)]
+struct Case {
+    config: DataParallelConfig,
+    shares: Shares,
+    tail: Tail,
+    num_workers: usize,
+    accumulation_steps: usize,
+    interrupted: Option<usize>,
+    /// Of Burn's own loaders, with batches of this size.
+    plain: Option<usize>,
+}
+
+impl Default for Case {
+    fn default() -> Self {
+        Self {
+            config: DataParallelConfig::default(),
+            shares: Shares::Equal,
+            tail: Tail::Keep,
+            num_workers: 0,
+            accumulation_steps: 1,
+            interrupted: None,
+            plain: None,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Trained {
+    recorder: Recorder,
+    progresses: Progresses,
+    parameters: Vec<f32>,
+}
+
+fn parameters<B: Backend>(model: &Mlp<B>) -> Vec<f32> {
+    let Linear { weight, bias } = &model.hidden;
+    let mut all: Vec<f32> = weight.val().into_data().iter().collect();
+    all.extend(bias.as_ref().unwrap().val().into_data().iter::<f32>());
+    all.extend(model.output.weight.val().into_data().iter::<f32>());
+    all
+}
+
+fn plain<B: Backend>(num_items: usize, batch_size: usize) -> Arc<dyn DataLoader<B, Batch<B>>> {
+    let dataset = InMemDataset::new((0..num_items).collect());
+    DataLoaderBuilder::new(Points).batch_size(batch_size).build(dataset)
+}
+
+fn distributed<B: Backend>(
+    case: &Case,
+    num_items: usize,
+    place: (usize, usize),
+) -> DistributedDataLoader<B, usize, Batch<B>> {
+    DistributedDataLoaderBuilder::new(Points)
+        .batch_size(BATCH_SIZE)
+        .shares(case.shares.clone())
+        .tail(case.tail)
+        .num_workers(case.num_workers)
+        .accumulation_steps(case.accumulation_steps)
+        .rank(place.0, place.1)
+        .build(InMemDataset::new((0..num_items).collect()))
+        .unwrap()
+}
+
+/// One rank of a training, or the one device of Burn's own strategy.
+fn train<Bk: AutodiffBackend>(
+    case: &Case,
+    directory: &Path,
+    device: &Bk::Device,
+    rank: Option<DataParallel>,
+) -> Trained {
+    let trained = Trained::default();
+    let place = rank.as_ref().map_or((0, 1), |rank| (rank.rank(), rank.world_size()));
+    let (train, valid): (Arc<dyn DataLoader<Bk, _>>, Arc<dyn DataLoader<Bk::InnerBackend, _>>);
+    let mut rank = rank;
+    match case.plain {
+        Some(batch_size) => (train, valid) = (plain(NUM_TRAIN, batch_size), plain(NUM_VALID, BATCH_SIZE)),
+        None => {
+            let train_loader = distributed(case, NUM_TRAIN, place);
+            let valid_loader = distributed(&Case { accumulation_steps: 1, ..case.clone() }, NUM_VALID, place);
+            rank = rank.map(|rank| rank.with_train_loader(&train_loader).with_valid_loader(&valid_loader));
+            (train, valid) = (Arc::new(train_loader), Arc::new(valid_loader));
+        }
+    }
+    let interrupter = Interrupter::new();
+    if case.interrupted == Some(place.0) {
+        interrupter.stop(Some("as the test wants"));
+    }
+    let training = SupervisedTraining::new(directory, train, valid)
+        .metric_train_numeric(LossMetric::<Flex>::new())
+        .metric_train_numeric(LearningRateMetric::new())
+        .metric_valid_numeric(LossMetric::<Flex>::new())
+        .metric_valid_numeric(AccuracyMetric::<Flex>::new())
+        .metric_valid_numeric(AurocMetric::<Flex>::new())
+        .with_file_checkpointer(CompactRecorder::new())
+        .with_metric_logger(trained.recorder.clone())
+        .renderer(trained.progresses.clone())
+        .with_application_logger(None)
+        .with_interrupter(interrupter)
+        .num_epochs(NUM_EPOCHS);
+    let learner = Learner::new(Mlp::<Bk>::new(device), SgdConfig::new().init(), Falling(0));
+    let training = match rank {
+        Some(rank) => training.data_parallel(rank),
+        None => training,
+    };
+    let result = training.launch(learner);
+    Trained { parameters: parameters(&result.model), ..trained }
+}
+
+fn on_ranks(case: &Case, world_size: usize) -> Vec<Trained> {
+    let directory = tempfile::tempdir().unwrap();
+    each_rank(world_size, |communicator| {
+        let rank = DataParallel::new(communicator, case.config.clone());
+        train::<B>(case, directory.path(), &Default::default(), Some(rank))
+    })
+}
+
+fn on_one_device(case: &Case) -> Trained {
+    let directory = tempfile::tempdir().unwrap();
+    train::<B>(case, directory.path(), &Default::default(), None)
+}
+
+fn assert_close(found: &[f64], expected: &[f64], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}: {found:?} {expected:?}");
+    for (found, expected) in found.iter().zip(expected) {
+        // Sums in f32 in another order, twelve steps of them.
+        assert!((found - expected).abs() < 1e-5, "{what}: {found} is not {expected}");
+    }
+}
+
+const METRICS: [(&str, &str); 5] =
+    [("train", "Loss"), ("train", "Learning Rate"), ("valid", "Loss"), ("valid", "Accuracy"), ("valid", "AUROC")];
+
+/// All that rank 0 shows is what one device shows, and all ranks have the same model.
+fn assert_same(ranks: &[Trained], one: &Trained) {
+    for (split, name) in METRICS {
+        let expected = one.recorder.of(split, name);
+        assert!(!expected.is_empty(), "{split} {name}");
+        assert_close(&ranks[0].recorder.of(split, name), &expected, name);
+    }
+    assert_eq!(*ranks[0].progresses.0.lock().unwrap(), *one.progresses.0.lock().unwrap());
+    let wide = |values: &[f32]| values.iter().copied().map(f64::from).collect::<Vec<_>>();
+    assert_close(&wide(&ranks[0].parameters), &wide(&one.parameters), "parameters");
+    for rank in &ranks[1..] {
+        assert_eq!(rank.parameters, ranks[0].parameters);
+        assert!(rank.recorder.values.lock().unwrap().is_empty(), "only rank 0 shows metrics");
+    }
+}
+
+#[test]
+fn ranks_show_and_learn_what_one_device_does() {
+    let one = on_one_device(&Case::default());
+    for world_size in 1..=4 {
+        assert_same(&on_ranks(&Case::default(), world_size), &one);
+    }
+}
+
+#[test]
+fn unequal_shares_and_loader_threads_change_nothing() {
+    let one = on_one_device(&Case::default());
+    for shares in [Shares::Weighted(vec![1, 3, 2]), Shares::Weighted(vec![0, 1, 1]), Shares::First(1)] {
+        let case = Case { shares, num_workers: 2, ..Case::default() };
+        assert_same(&on_ranks(&case, 3), &one);
+    }
+}
+
+#[test]
+fn each_rank_may_be_a_replica_of_several_members() {
+    let one = on_one_device(&Case::default());
+    let directory = tempfile::tempdir().unwrap();
+    let ranks = each_rank(2, |communicator| {
+        let device = ReplicaDevice::<Flex>::new([Default::default(), Default::default()]).unwrap();
+        let rank = DataParallel::new(communicator, DataParallelConfig::default());
+        train::<Autodiff<Replica<Flex>>>(&Case::default(), directory.path(), &device, Some(rank))
+    });
+    assert_same(&ranks, &one);
+}
+
+/// CASES 31
+#[test]
+fn the_scheduler_makes_one_step_per_optimizer_step_whatever_the_world_size() {
+    for world_size in 1..=3 {
+        let case = Case { accumulation_steps: 2, ..Case::default() };
+        let ranks = on_ranks(&case, world_size);
+        // 22 items are 4 micro steps of 6, and 2 windows.
+        let expected: Vec<f64> = (1..=NUM_EPOCHS * 2).flat_map(|step| [0.1 / step as f64; 2]).collect();
+        assert_close(&ranks[0].recorder.of("train", "Learning Rate"), &expected, "learning rate");
+    }
+}
+
+/// CASES 17
+#[test]
+fn padded_duplicates_are_not_counted_in_metrics() {
+    let one = on_one_device(&Case::default());
+    let ranks = on_ranks(&Case { tail: Tail::Pad, ..Case::default() }, 4);
+    let valid = |trained: &Trained| trained.progresses.0.lock().unwrap().last().copied();
+    assert_eq!(valid(&ranks[0]), valid(&one));
+    // Of one rank's items alone there would be other numbers; 14 validation items are 2 whole batches and 2 items.
+    let found = ranks[0].recorder.of("valid", "Accuracy");
+    assert_eq!(found.len(), NUM_EPOCHS * 3);
+    for (index, accuracy) in found.iter().enumerate() {
+        let num_items = if index % 3 == 2 { 2.0 } else { 6.0 };
+        let num_right = accuracy / 100.0 * num_items;
+        assert!((num_right - num_right.round()).abs() < 1e-6, "{accuracy} % of {num_items}");
+    }
+}
+
+#[test]
+fn loaders_of_burn_give_each_rank_whole_batches_of_its_own_part() {
+    // Ranks of 11 items each with batches of 3: the third and last window has 3 + 2 items of each rank.
+    let case = Case { plain: Some(3), ..Case::default() };
+    let ranks = on_ranks(&case, 2);
+    assert_eq!(ranks[0].parameters, ranks[1].parameters);
+    let progresses = ranks[0].progresses.0.lock().unwrap().clone();
+    assert_eq!(progresses[..4], [(6, 22), (12, 22), (18, 22), (22, 22)]);
+    assert_eq!(ranks[0].recorder.of("train", "Learning Rate").len(), NUM_EPOCHS * 4);
+    // Validation is of the same batches as on one device.
+    assert_eq!(ranks[0].recorder.of("valid", "AUROC").len(), NUM_EPOCHS * 3);
+}
+
+#[test]
+fn ranks_without_items_take_part() {
+    let case = Case { plain: Some(30), ..Case::default() };
+    let one = on_one_device(&case);
+    // 22 items on 4 ranks in batches of 30: one window, which together is the whole batch of one device.
+    assert_same(&on_ranks(&case, 4), &one);
+}
+
+#[test]
+fn one_interrupted_rank_stops_all_after_the_same_step() {
+    for interrupted in 0..3 {
+        let ranks = on_ranks(&Case { interrupted: Some(interrupted), ..Case::default() }, 3);
+        assert_eq!(ranks[0].recorder.of("train", "Loss").len(), 1);
+        assert_eq!(ranks[0].recorder.of("valid", "Loss").len(), 0);
+        assert!(ranks.iter().all(|rank| rank.parameters == ranks[0].parameters));
+    }
+}
+
+#[test]
+fn a_run_goes_on_from_the_checkpoint_that_rank_0_wrote() {
+    let one = on_one_device(&Case::default());
+    let directory = tempfile::tempdir().unwrap();
+    let run = |num_epochs: usize, checkpoint: Option<usize>| {
+        each_rank(2, |communicator| {
+            let case = Case::default();
+            let place = (communicator.rank(), communicator.world_size());
+            let (train, valid) =
+                (distributed::<B>(&case, NUM_TRAIN, place), distributed::<Flex>(&case, NUM_VALID, place));
+            let rank = DataParallel::new(communicator, DataParallelConfig::default())
+                .with_train_loader(&train)
+                .with_valid_loader(&valid);
+            let learner = Learner::new(Mlp::<B>::new(&Default::default()), SgdConfig::new().init(), Falling(0));
+            let mut training = SupervisedTraining::new(directory.path(), Arc::new(train), Arc::new(valid))
+                .metric_valid_numeric(LossMetric::<Flex>::new())
+                .with_file_checkpointer(burn::record::DefaultRecorder::new())
+                .with_metric_logger(Recorder::default())
+                .renderer(Progresses::default())
+                .with_application_logger(None)
+                .num_epochs(num_epochs);
+            if let Some(checkpoint) = checkpoint {
+                training = training.checkpoint(checkpoint);
+            }
+            parameters(&training.data_parallel(rank).launch(learner).model)
+        })
+    };
+    run(2, None);
+    let resumed = run(NUM_EPOCHS, Some(2));
+    assert_eq!(resumed[0], resumed[1]);
+    for (found, expected) in resumed[0].iter().zip(&one.parameters) {
+        assert!((found - expected).abs() < 1e-5, "{found} is not {expected}");
+    }
+}
+
+fn message_of(case: Case) -> String {
+    let panic = std::panic::catch_unwind(|| on_ranks(&case, 1)).err().expect("the settings cannot go together");
+    panic.downcast_ref::<String>().expect("a text").clone()
+}
+
+#[test]
+fn settings_that_cannot_go_together_name_what_to_do() {
+    let accumulation = DataParallelConfig::default().with_accumulation_steps(NonZeroUsize::new(2).unwrap());
+    let message = message_of(Case { config: accumulation, ..Case::default() });
+    assert!(message.contains("accumulation_steps is 2"), "{message}");
+    let auto = DataParallelConfig::default().with_balance(RankBalance::Auto);
+    let message = message_of(Case { config: auto, plain: Some(3), ..Case::default() });
+    assert!(message.contains("DistributedDataLoader"), "{message}");
+}
+
+#[test]
+fn shares_by_measured_speed_change_no_result() {
+    let one = on_one_device(&Case::default());
+    let config = DataParallelConfig::default().with_balance(RankBalance::Auto);
+    assert_same(&on_ranks(&Case { config, ..Case::default() }, 2), &one);
+}
+
+#[test]
+fn a_configuration_is_read_from_toml_and_json_and_names_what_is_wrong() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        DataParallelConfig::from_file(path)
+    };
+    let config = DataParallelConfig::default().with_accumulation_steps(NonZeroUsize::new(3).unwrap());
+    assert_eq!(file("a.toml", &config.to_string()).unwrap(), config);
+    assert_eq!(file("a.json", &serde_json::to_string(&config).unwrap()).unwrap(), config);
+    for (name, text, problem) in [
+        ("b.toml", "acumulation_steps = 3", "acumulation_steps"),
+        ("b.json", "{\"buffers\": \"none\"}", "none"),
+        ("b.txt", "", ".toml or .json"),
+    ] {
+        let error = file(name, text).unwrap_err().to_string();
+        assert!(error.contains(problem) && error.contains(name), "{error}");
+    }
+    assert!(DataParallelConfig::from_file(directory.path().join("none.toml")).is_err());
+}
