@@ -88,7 +88,8 @@ where
                 self.settle(learner, step)?;
             }
 
-            let items = outputs.gathered::<LC::Backend>(self.communicator, &agreed, message.as_ref(), self.device)?;
+            let shares = outputs.shares(self.communicator, &agreed, message)?;
+            let items = shares.joined::<LC::Backend>(self.device)?;
             for (item, num_items) in items {
                 let (progress, iteration) = shown.next(&batches, num_items);
                 let lr = Some(learner.lr_current());
@@ -127,7 +128,12 @@ where
             let num_items = outputs.num_items();
             let message = outputs.take_message::<Inner<LC>>(self.communicator)?;
             let agreed = self.agree(num_items, &batches, message.as_ref())?;
-            let items = outputs.gathered::<Inner<LC>>(self.communicator, &agreed, message.as_ref(), self.device)?;
+            let shares = outputs.shares(self.communicator, &agreed, message)?;
+            let items = match loader {
+                // Each rank's batch is one that one device would have seen.
+                Loader::Plain { .. } => shares.apart::<Inner<LC>>(self.device)?,
+                Loader::Planned { .. } => shares.joined::<Inner<LC>>(self.device)?,
+            };
             for (item, num_items) in items {
                 let (progress, iteration) = shown.next(&batches, num_items);
                 let item = TrainingItem::new(item, progress, self.global_progress.clone(), Some(iteration), None);
@@ -239,26 +245,57 @@ impl<T> Outputs<T> {
         Message::new(&shares).map(Some)
     }
 
-    /// On rank 0 the outputs of all ranks together with their numbers of items, by micro step; elsewhere nothing.
-    fn gathered<B: Backend>(
+    /// What there is of the window on this rank: on rank 0 the outputs of all ranks, elsewhere nothing.
+    fn shares(
         self,
         communicator: &dyn Communicator,
         agreed: &Agreed,
-        message: Option<&Message>,
-        device: &B::Device,
-    ) -> Result<Vec<(T, usize)>, TrainError>
+        message: Option<Message>,
+    ) -> Result<Shares<T>, TrainError> {
+        Ok(match message {
+            None => Shares::Own(self.0.into_iter().flatten().collect()),
+            Some(message) => Shares::All(by_micro_step(collect(communicator, agreed, &message)?)),
+        })
+    }
+}
+
+/// Outputs of a window on rank 0.
+enum Shares<T> {
+    /// Of the only rank.
+    Own(Vec<Output<T>>),
+    /// Of all ranks, by micro step.
+    All(Vec<Vec<(usize, Share)>>),
+}
+
+impl<T> Shares<T> {
+    /// An output for each micro step, with its number of items: the ranks' together.
+    fn joined<B: Backend>(self, device: &B::Device) -> Result<Vec<(T, usize)>, TrainError>
     where
         T: GatherOutput<B>,
     {
-        let Some(message) = message else {
-            return Ok(self.0.into_iter().flatten().map(|output| (output.item, output.num_items)).collect());
-        };
-        let steps = by_micro_step(collect(communicator, agreed, message)?);
-        let steps = steps.into_iter().filter(|shares| !shares.is_empty());
-        let gathered = steps.map(|shares| {
-            let num_items = shares.iter().map(|(_, share)| share.num_items - share.num_padded).sum();
-            Ok((T::from_parts(merge(&shares)?, device), num_items))
-        });
-        gathered.collect()
+        match self {
+            Self::Own(outputs) => Ok(outputs.into_iter().map(|output| (output.item, output.num_items)).collect()),
+            Self::All(steps) => {
+                let steps = steps.into_iter().filter(|shares| !shares.is_empty());
+                steps.map(|shares| joined::<B, T>(&shares, device)).collect()
+            }
+        }
     }
+
+    /// An output for each micro step of each rank.
+    fn apart<B: Backend>(self, device: &B::Device) -> Result<Vec<(T, usize)>, TrainError>
+    where
+        T: GatherOutput<B>,
+    {
+        let Self::All(steps) = self else { return self.joined(device) };
+        steps.into_iter().flatten().map(|share| joined::<B, T>(&[share], device)).collect()
+    }
+}
+
+fn joined<B: Backend, T: GatherOutput<B>>(
+    shares: &[(usize, Share)],
+    device: &B::Device,
+) -> Result<(T, usize), TrainError> {
+    let num_items = shares.iter().map(|(_, share)| share.num_items - share.num_padded).sum();
+    Ok((T::from_parts(merge(shares)?, device), num_items))
 }
