@@ -17,7 +17,7 @@ pub(crate) struct Cnn<B: Backend> {
     block1: Block<B>,
     block2: Block<B>,
     hidden: Linear<B>,
-    dropout: Dropout,
+    pub(crate) dropout: Dropout,
     output: Linear<B>,
 }
 
