@@ -131,7 +131,8 @@ fn features() -> Result<()> {
     })
 }
 
-/// MNIST on one device and on two members agree after one epoch, and three epochs reach what the README promises.
+/// MNIST on one device and on two members agree after one epoch, and so on one rank and several; three epochs reach what
+/// the README promises.
 fn examples() -> Result<()> {
     const MAX_LOSS_GAP: f64 = 1e-2;
     const MAX_ACCURACY_GAP: f64 = 0.01;
@@ -142,6 +143,17 @@ fn examples() -> Result<()> {
     let members = mnist(&["--members", "2", "--epochs", "1"])?;
     members.check(2, 1)?;
     members.check_agrees(&plain, MAX_LOSS_GAP, MAX_ACCURACY_GAP)?;
+
+    let on_ranks = |flags: &[&str], world_size: usize| {
+        let report = mnist_ddp(&[&["--dropout", "0", "--epochs", "1"], flags].concat())?;
+        ensure!(report.world_size == world_size, "{} ranks, asked for {world_size}", report.world_size);
+        Ok(report)
+    };
+    let one = on_ranks(&["--ranks", "1"], 1)?;
+    one.check(1, 1)?;
+    // Batch norm sees each rank's share.
+    on_ranks(&["--ranks", "3", "--shares", "1,3,2"], 3)?.check_agrees(&one, MAX_LOSS_GAP, MAX_ACCURACY_GAP)?;
+    on_ranks(&["--ranks", "2", "--members", "2"], 2)?.check_agrees(&one, MAX_LOSS_GAP, MAX_ACCURACY_GAP)?;
 
     let promised = mnist(&["--members", "2", "--epochs", "3"])?;
     promised.check(2, 3)?;
@@ -155,9 +167,18 @@ fn examples() -> Result<()> {
 
 /// The report of a run of the MNIST example.
 fn mnist(flags: &[&str]) -> Result<MnistReport> {
+    report("mnist", flags)
+}
+
+/// The report of a run of the MNIST example on ranks.
+fn mnist_ddp(flags: &[&str]) -> Result<MnistReport> {
+    report("mnist_ddp", flags)
+}
+
+fn report(example: &str, flags: &[&str]) -> Result<MnistReport> {
     // With the time to build it, on a slow machine.
     const LIMIT: Duration = Duration::from_secs(30 * 60);
-    let args = [&["run", "--release", "--example", "mnist", "--"], flags].concat();
+    let args = [&["run", "--release", "--example", example, "--"], flags].concat();
     let stdout = shell::output_within(LIMIT, &mut shell::command("cargo", &args))?;
     print!("{stdout}");
     MnistReport::from_stdout(&stdout)

@@ -9,12 +9,19 @@ use serde::Deserialize;
 pub(crate) struct MnistReport {
     backend: String,
     members: usize,
+    /// Of the example on ranks.
+    #[serde(default = "one")]
+    pub(crate) world_size: usize,
     epochs: usize,
     train_loss: Vec<f64>,
     /// Share of the test images that the trained model labels correctly, 0 to 1.
     pub(crate) test_accuracy: f64,
     seconds: f64,
     items_per_second: f64,
+}
+
+const fn one() -> usize {
+    1
 }
 
 impl MnistReport {
