@@ -214,6 +214,8 @@ struct Case {
     interrupted: Option<usize>,
     /// Of Burn's own loaders, with batches of this size.
     plain: Option<usize>,
+    /// The strategy does not know of the loaders.
+    forgets_loaders: bool,
 }
 
 impl Default for Case {
@@ -226,6 +228,7 @@ impl Default for Case {
             accumulation_steps: 1,
             interrupted: None,
             plain: None,
+            forgets_loaders: false,
         }
     }
 }
@@ -282,7 +285,9 @@ fn train<Bk: AutodiffBackend>(
         None => {
             let train_loader = distributed(case, NUM_TRAIN, place);
             let valid_loader = distributed(&Case { accumulation_steps: 1, ..case.clone() }, NUM_VALID, place);
-            rank = rank.map(|rank| rank.with_train_loader(&train_loader).with_valid_loader(&valid_loader));
+            if !case.forgets_loaders {
+                rank = rank.map(|rank| rank.with_train_loader(&train_loader).with_valid_loader(&valid_loader));
+            }
             (train, valid) = (Arc::new(train_loader), Arc::new(valid_loader));
         }
     }
@@ -497,6 +502,14 @@ fn settings_that_cannot_go_together_name_what_to_do() {
     let auto = DataParallelConfig::default().with_balance(RankBalance::Auto);
     let message = message_of(Case { config: auto, plain: Some(3), ..Case::default() });
     assert!(message.contains("DistributedDataLoader"), "{message}");
+}
+
+#[test]
+fn a_loader_that_shares_out_batches_is_not_shared_out_again() {
+    let case = Case { forgets_loaders: true, ..Case::default() };
+    let panic = std::panic::catch_unwind(|| on_ranks(&case, 2)).err().expect("the strategy does not know");
+    let message = panic.downcast_ref::<String>().expect("a text");
+    assert!(message.contains("with_train_loader") || message.contains("its training panicked"), "{message}");
 }
 
 #[test]

@@ -132,8 +132,8 @@ where
 /// Each `iter()` starts the next epoch, with its own order and its own members of this rank's shard if shuffled. Micro
 /// steps in which this rank has no item give no batch; [`handle`](Self::handle) knows where they are.
 ///
-/// `num_items` and the iterator's progress are this rank's, with padding. `slice` gives a loader over that part of the
-/// dataset with a walk of its own, `to_device` one with the same handle.
+/// `num_items` and the iterator's progress are this rank's, with padding. `slice`, for one rank alone, gives a
+/// loader over that part of the dataset with a walk of its own, `to_device` one with the same handle.
 pub struct DistributedDataLoader<B: Backend, I, O> {
     source: Source<B, I, O>,
     num_workers: usize,
@@ -180,7 +180,16 @@ where
         Arc::new(Self { source, num_workers: self.num_workers, handle: self.handle.clone() })
     }
 
+    /// # Panics
+    ///
+    /// If the loader is that of one of several ranks: who slices it would share out each batch a second time.
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B, O>> {
+        let world_size = self.handle.sampler().options().world_size;
+        assert!(
+            world_size == 1,
+            "a DistributedDataLoader of one of {world_size} ranks cannot be sliced; give it to `DataParallel`, with \
+             `with_train_loader` or `with_valid_loader`, before the training"
+        );
         let end = end.min(self.source.dataset.len());
         let start = start.min(end);
         let dataset = Arc::new(PartialDataset::new(self.source.dataset.clone(), start, end));
