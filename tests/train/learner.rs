@@ -278,7 +278,8 @@ fn train<Bk: AutodiffBackend>(
 ) -> Trained {
     let trained = Trained::default();
     let place = rank.as_ref().map_or((0, 1), |rank| (rank.rank(), rank.world_size()));
-    let (train, valid): (Arc<dyn DataLoader<Bk, _>>, Arc<dyn DataLoader<Bk::InnerBackend, _>>);
+    let train: Arc<dyn DataLoader<Bk, _>>;
+    let valid: Arc<dyn DataLoader<Bk::InnerBackend, _>>;
     let mut rank = rank;
     match case.plain {
         Some(batch_size) => (train, valid) = (plain(NUM_TRAIN, batch_size), plain(NUM_VALID, BATCH_SIZE)),
