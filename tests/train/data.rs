@@ -143,7 +143,7 @@ fn fewer_items_than_ranks_leave_ranks_empty_and_bad_arguments_are_named() {
     }
     for weights in [vec![1], vec![0, 0]] {
         let options = SamplerOptions { shares: Shares::Weighted(weights), ..options(3, 1, 2) };
-        assert!(error(options).to_string().starts_with("shares: "));
+        assert!(matches!(error(options), TrainError::Shares(_)));
     }
 }
 

@@ -193,8 +193,8 @@ pub enum TrainError {
     },
 
     /// A batch cannot be shared out so.
-    #[error("shares: {0}")]
-    Shares(#[source] PlacementError),
+    #[error(transparent)]
+    Shares(PlacementError),
 
     /// A loader cannot go on where another run stopped.
     #[error("cannot resume the data: {reason}")]
