@@ -68,6 +68,19 @@ pub enum CollectiveError {
         panicked: bool,
     },
 
+    /// The connection to a rank failed, though nobody says that it has ended.
+    #[error("rank {rank} of {world_size} lost its connection to rank {other}: {reason}")]
+    ConnectionFailed {
+        /// The rank that noticed.
+        rank: usize,
+        /// The number of ranks in the group.
+        world_size: usize,
+        /// The other end.
+        other: usize,
+        /// What the system says.
+        reason: String,
+    },
+
     /// A rank broke the group on purpose.
     #[error("rank {rank} of {world_size} aborted the group: {reason}")]
     Aborted {

@@ -40,14 +40,17 @@
 //!
 //! - `serde`: [`LaunchOptions`] can be read and written.
 
+mod broken;
 mod buffer;
 mod call;
 mod communicator;
 #[doc(hidden)]
 pub mod conformance;
 mod counting;
+mod cursor;
 mod dtype;
 mod error;
+mod exchange;
 mod fingerprint;
 mod launch;
 mod operation;
@@ -57,12 +60,14 @@ mod rendezvous;
 mod share;
 mod store;
 mod thread;
+mod transport;
 
 pub use buffer::{Buffer, BufferMut};
 pub use communicator::Communicator;
 pub use counting::{Counting, Counts, Tally};
 pub use dtype::{DType, Element};
 pub use error::CollectiveError;
+pub use exchange::ExchangeCommunicator;
 pub use launch::{LaunchConfig, LaunchEnvironment, LaunchError, LaunchOptions, Launcher, Token};
 pub use operation::{Collective, ReduceOp};
 pub use ranks::run_ranks;
@@ -71,3 +76,4 @@ pub use store::{
     MAX_KEY_BYTES, MAX_STORE_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, MemoryStore, Refusal, Store, StoreError, TcpStore,
 };
 pub use thread::ThreadCommunicator;
+pub use transport::{Incoming, MAX_NOTICE_BYTES, Outgoing, Transport, TransportError, Watch};

@@ -15,7 +15,10 @@ use std::{
 };
 
 use super::{MAX_VALUE_BYTES, StoreError};
-use crate::launch::Token;
+use crate::{
+    cursor::{Cursor, put_bytes},
+    launch::Token,
+};
 
 /// Changes with every change of what is sent.
 pub(super) const VERSION: u16 = 1;
@@ -93,7 +96,7 @@ pub(super) fn read_hello(stream: &mut impl Read) -> Result<Hello, BadHello> {
     }
     let mut bytes = [0; 6 + Token::MAX_BYTES];
     stream.read_exact(&mut bytes).map_err(|_| BadHello::Io)?;
-    let mut cursor = Cursor(&bytes);
+    let mut cursor = Cursor::new(&bytes);
     let (rank, num_bytes) = (cursor.u32(), cursor.array().map(u16::from_le_bytes));
     let token = cursor.array();
     match (rank, num_bytes, token) {
@@ -230,22 +233,22 @@ impl Request {
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (&kind, rest) = bytes.split_first()?;
-        let mut cursor = Cursor(rest);
+        let mut cursor = Cursor::new(rest);
         let request = match kind {
             0 => Self::Set { key: cursor.text()?, value: cursor.bytes()?.to_vec() },
-            1 => Self::Get { timeout: cursor.timeout()?, key: cursor.text()? },
+            1 => Self::Get { timeout: timeout(&mut cursor)?, key: cursor.text()? },
             2 => Self::Add { amount: cursor.array().map(i64::from_le_bytes)?, key: cursor.text()? },
             3 => {
-                let timeout = cursor.timeout()?;
+                let timeout = timeout(&mut cursor)?;
                 let mut keys = Vec::new();
-                while !cursor.0.is_empty() {
+                while !cursor.is_empty() {
                     keys.push(cursor.text()?);
                 }
                 Self::Wait { keys, timeout }
             }
             _ => return None,
         };
-        cursor.0.is_empty().then_some(request)
+        cursor.is_empty().then_some(request)
     }
 }
 
@@ -280,62 +283,31 @@ impl Reply {
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (&kind, rest) = bytes.split_first()?;
-        let mut cursor = Cursor(rest);
+        let mut cursor = Cursor::new(rest);
         let reply = match kind {
             0 => Self::Done,
             1 => Self::Value(cursor.bytes()?.to_vec()),
             2 => Self::Sum(cursor.array().map(i64::from_le_bytes)?),
-            3 => Self::Timeout { missing: cursor.numbers()?, absent: cursor.numbers()? },
+            3 => Self::Timeout { missing: numbers(&mut cursor)?, absent: numbers(&mut cursor)? },
             4 => Self::NotANumber { reason: cursor.text()? },
             5 => Self::Full,
             _ => return None,
         };
-        cursor.0.is_empty().then_some(reply)
+        cursor.is_empty().then_some(reply)
     }
-}
-
-fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
-    to.extend(u32::try_from(bytes.len()).expect("what is encoded is bounded").to_le_bytes());
-    to.extend(bytes);
 }
 
 fn put_timeout(to: &mut Vec<u8>, timeout: Duration) {
     to.extend(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).to_le_bytes());
 }
 
-/// What of a payload is still to be decoded.
-struct Cursor<'a>(&'a [u8]);
+fn timeout(cursor: &mut Cursor<'_>) -> Option<Duration> {
+    cursor.array().map(|bytes| Duration::from_millis(u64::from_le_bytes(bytes)))
+}
 
-impl<'a> Cursor<'a> {
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (array, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*array)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn bytes(&mut self) -> Option<&'a [u8]> {
-        let num_bytes = self.u32()? as usize;
-        let (bytes, rest) = self.0.split_at_checked(num_bytes)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-
-    fn text(&mut self) -> Option<String> {
-        std::str::from_utf8(self.bytes()?).ok().map(str::to_owned)
-    }
-
-    fn timeout(&mut self) -> Option<Duration> {
-        self.array().map(|bytes| Duration::from_millis(u64::from_le_bytes(bytes)))
-    }
-
-    fn numbers(&mut self) -> Option<Vec<u32>> {
-        let (chunks, rest) = self.bytes()?.as_chunks();
-        rest.is_empty().then(|| chunks.iter().map(|chunk| u32::from_le_bytes(*chunk)).collect())
-    }
+fn numbers(cursor: &mut Cursor<'_>) -> Option<Vec<u32>> {
+    let (chunks, rest) = cursor.bytes()?.as_chunks();
+    rest.is_empty().then(|| chunks.iter().map(|chunk| u32::from_le_bytes(*chunk)).collect())
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ use super::{
     round::{Members, Round, Settle, Step, work_together},
     verdict::{self, Verdict},
 };
-use crate::{CollectiveError, call::Call};
+use crate::{CollectiveError, broken::Break, call::Call};
 
 /// Up to this many bytes over all ranks the leader works alone.
 ///
@@ -67,13 +67,6 @@ struct State {
     /// How many calls a rank had made when it gave up its communicator.
     ended: Vec<Option<u64>>,
     broken: Option<Break>,
-}
-
-/// Why a group is broken.
-struct Break {
-    cause: Arc<CollectiveError>,
-    /// The ranks that were in the round that failed: they get the cause as their own.
-    concerned: Vec<usize>,
 }
 
 /// One rank's place, a pair of cache lines for itself.
@@ -329,32 +322,5 @@ impl Group {
         self.is_spoiled.store(true, Ordering::SeqCst);
         let world_size = self.world_size();
         self.break_off(CollectiveError::RankEnded { rank, world_size, num_calls, panicked: true });
-    }
-}
-
-impl Break {
-    /// The error of a rank that waited when the group broke.
-    fn explain(&self, call: Call, waited: Duration) -> CollectiveError {
-        if !self.concerned.contains(&call.rank) {
-            return self.refuse(call);
-        }
-        let mut own = CollectiveError::clone(&self.cause);
-        match &mut own {
-            CollectiveError::Timeout { rank, collective, waited: own_wait, .. } => {
-                (*rank, *collective, *own_wait) = (call.rank, call.collective, waited);
-            }
-            CollectiveError::Mismatch { rank, collective, .. } => {
-                (*rank, *collective) = (call.rank, call.collective);
-            }
-            // Only the two above concern the ranks of a round.
-            _ => return self.refuse(call),
-        }
-        own
-    }
-
-    /// The error of a call on a broken group.
-    fn refuse(&self, call: Call) -> CollectiveError {
-        let Call { rank, world_size, collective } = call;
-        CollectiveError::Broken { rank, world_size, collective, cause: self.cause.clone() }
     }
 }
