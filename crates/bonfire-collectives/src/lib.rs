@@ -54,11 +54,13 @@ mod exchange;
 mod fingerprint;
 mod launch;
 mod operation;
+mod process_group;
 mod ranks;
 mod reduce;
 mod rendezvous;
 mod share;
 mod store;
+mod tcp;
 mod thread;
 mod transport;
 
@@ -70,10 +72,12 @@ pub use error::CollectiveError;
 pub use exchange::ExchangeCommunicator;
 pub use launch::{LaunchConfig, LaunchEnvironment, LaunchError, LaunchOptions, Launcher, Token};
 pub use operation::{Collective, ReduceOp};
+pub use process_group::ProcessGroupError;
 pub use ranks::run_ranks;
 pub use rendezvous::{Configuration, Meeting, rendezvous};
 pub use store::{
     MAX_KEY_BYTES, MAX_STORE_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, MemoryStore, Refusal, Store, StoreError, TcpStore,
 };
+pub use tcp::{TcpCommunicator, TcpTransport};
 pub use thread::ThreadCommunicator;
 pub use transport::{Incoming, MAX_NOTICE_BYTES, Outgoing, Transport, TransportError, Watch};

@@ -13,8 +13,10 @@ mod tcp;
 mod wire;
 
 pub use error::{Refusal, StoreError};
+pub(crate) use host::bind as listen;
 pub use memory::MemoryStore;
 pub use tcp::TcpStore;
+pub(crate) use tcp::show;
 
 /// The longest key, in bytes.
 pub const MAX_KEY_BYTES: usize = 1024;

@@ -50,7 +50,7 @@ pub trait Watch {
     fn notice(&mut self, from: usize, notice: &[u8]) -> ControlFlow<()>;
 
     /// A message of the list has arrived; others may still be on their way.
-    fn arrived(&mut self, from: usize, message: &[u8]) -> ControlFlow<()>;
+    fn arrived(&mut self, from: usize, message: &[u8]);
 
     /// Some milliseconds have passed.
     fn tick(&mut self) -> ControlFlow<()>;

@@ -26,6 +26,8 @@ pub(super) struct Attention<'r, T: Transport> {
     pub(super) started: Instant,
     /// Whether the rank that this one waits for knows it.
     pub(super) has_told: bool,
+    /// A rank whose header has nothing to do with this call, and what it wants instead if that can be read.
+    pub(super) stranger: Option<(usize, Option<Claim>)>,
 }
 
 /// What a rank waits for.
@@ -43,6 +45,27 @@ impl<T: Transport> Attention<'_, T> {
     fn break_off(&mut self, cause: CollectiveError, concerned: Vec<usize>) -> ControlFlow<()> {
         self.communicator.break_off(Break { cause: Arc::new(cause), concerned });
         ControlFlow::Break(())
+    }
+
+    /// Breaks the group if a rank wants something that cannot meet this call.
+    ///
+    /// Not as soon as its header comes: behind it there may be a notice that says that the rank has given up.
+    pub(super) fn check_strangers(&mut self) -> ControlFlow<()> {
+        let (Stage::Meet(claim), Some((from, theirs))) = (self.stage, self.stranger) else {
+            return ControlFlow::Continue(());
+        };
+        let Call { rank, world_size, collective } = self.call;
+        let Some(theirs) = theirs else {
+            let reason = "it sent a header of another version".into();
+            let cause = CollectiveError::ConnectionFailed { rank, world_size, other: from, reason };
+            return self.break_off(cause, Vec::new());
+        };
+        // A transfer meets something else: nobody but these two can know.
+        let (low, high) = if rank < from { (claim, theirs) } else { (theirs, claim) };
+        let (reference, differing) = (rank.min(from), rank.max(from));
+        let (given, expected) = (high.to_string(), low.to_string());
+        let cause = CollectiveError::Mismatch { rank, world_size, collective, differing, reference, given, expected };
+        self.break_off(cause, vec![reference, differing])
     }
 
     /// The other rank of the transfer that this rank has waited for long enough to ask why.
@@ -109,30 +132,22 @@ impl<T: Transport> Watch for Attention<'_, T> {
         }
     }
 
-    fn arrived(&mut self, from: usize, message: &[u8]) -> ControlFlow<()> {
-        let Stage::Meet(claim) = self.stage else { return ControlFlow::Continue(()) };
-        let Call { rank, world_size, collective } = self.call;
-        let Some(header) = Header::decode(message) else {
-            let reason = "it sent a header of another version".into();
-            return self
-                .break_off(CollectiveError::ConnectionFailed { rank, world_size, other: from, reason }, Vec::new());
-        };
-        self.others[from].num_calls = header.num_calls;
-        if !claim.cannot_meet(rank, header.claim) {
-            return ControlFlow::Continue(());
+    fn arrived(&mut self, from: usize, message: &[u8]) {
+        let Stage::Meet(claim) = self.stage else { return };
+        let header = Header::decode(message);
+        if let Some(header) = &header {
+            self.others[from].num_calls = header.num_calls;
         }
-        // A transfer meets something else: nobody but these two can know.
-        let (low, high) = if rank < from { (claim, header.claim) } else { (header.claim, claim) };
-        let (reference, differing) = (rank.min(from), rank.max(from));
-        let (given, expected) = (high.to_string(), low.to_string());
-        let cause = CollectiveError::Mismatch { rank, world_size, collective, differing, reference, given, expected };
-        self.break_off(cause, vec![reference, differing])
+        if header.is_none_or(|header| claim.cannot_meet(self.call.rank, header.claim)) {
+            self.stranger.get_or_insert((from, header.map(|header| header.claim)));
+        }
     }
 
     fn tick(&mut self) -> ControlFlow<()> {
         if self.communicator.state.is_broken() && !matches!(self.stage, Stage::Describe) {
             return ControlFlow::Break(());
         }
+        self.check_strangers()?;
         let Some(partner) = self.partner().filter(|_| !self.has_told) else { return ControlFlow::Continue(()) };
         self.has_told = true;
         let known = self.chains.clone();

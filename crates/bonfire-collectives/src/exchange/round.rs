@@ -171,8 +171,12 @@ impl<'c, T: Transport> Round<'c, T> {
             chains: &mut progress.chains,
             started: self.started,
             has_told: false,
+            stranger: None,
         };
-        let result = self.communicator.transport.exchange(outgoing, incoming, deadline, &mut attention);
+        let mut result = self.communicator.transport.exchange(outgoing, incoming, deadline, &mut attention);
+        if result.is_ok() && attention.check_strangers().is_break() {
+            result = Err(TransportError::Stopped);
+        }
         result.map_err(|error| {
             let mut missing: Vec<usize> = incoming.iter().filter(|one| !one.is_received).map(|one| one.from).collect();
             if missing.is_empty() {

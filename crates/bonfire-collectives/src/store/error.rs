@@ -166,6 +166,8 @@ pub enum Refusal {
     Crowded,
     /// It is no store of Bonfire.
     NotAStore,
+    /// Another group, another world size, or a rank that is there already.
+    Group,
 }
 
 impl fmt::Display for Refusal {
@@ -182,6 +184,7 @@ impl fmt::Display for Refusal {
             Self::NotAStore => f.write_str(
                 "something else listens there; give the run another port (MASTER_PORT, or the option port)",
             ),
+            Self::Group => f.write_str("it is of another group, or another process has this rank"),
         }
     }
 }

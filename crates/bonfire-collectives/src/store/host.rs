@@ -127,7 +127,8 @@ impl Drop for Host {
     }
 }
 
-fn bind(address: &str, port: u16) -> io::Result<TcpListener> {
+/// Listens on the loopback device alone if the address says so itself, otherwise on all.
+pub(crate) fn bind(address: &str, port: u16) -> io::Result<TcpListener> {
     let any_v4 = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     match address.parse::<IpAddr>() {
         Ok(ip) if ip.is_loopback() => TcpListener::bind((ip, port)),

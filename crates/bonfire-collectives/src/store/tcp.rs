@@ -89,7 +89,7 @@ impl TcpStore {
 }
 
 /// Address and port, as one writes them.
-pub(super) fn show(address: &str, port: u16) -> String {
+pub(crate) fn show(address: &str, port: u16) -> String {
     match address.parse::<Ipv6Addr>() {
         Ok(address) => format!("[{address}]:{port}"),
         Err(_) => format!("{address}:{port}"),
