@@ -22,6 +22,7 @@ use environment::Setting;
 /// One process's place in a run, and where the run meets. It cannot be contradictory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
+    launcher: Launcher,
     rank: usize,
     local_rank: usize,
     world_size: NonZeroUsize,
@@ -38,6 +39,11 @@ impl LaunchConfig {
     /// As [`LaunchOptions::resolve`].
     pub fn from_env() -> Result<Self, LaunchError> {
         LaunchOptions::default().resolve()
+    }
+
+    /// Who has launched it, if the environment was asked.
+    pub fn launcher(&self) -> Launcher {
+        self.launcher
     }
 
     /// This process among all, below [`world_size`](Self::world_size).
@@ -186,7 +192,15 @@ impl LaunchOptions {
             None => return Err(no_meeting_point("port")),
         };
         let token = self.token.clone().unwrap_or_else(|| environment.token.clone());
-        Ok(LaunchConfig { rank: rank.value, local_rank: local_rank.value, world_size: num_ranks, address, port, token })
+        Ok(LaunchConfig {
+            launcher: environment.launcher,
+            rank: rank.value,
+            local_rank: local_rank.value,
+            world_size: num_ranks,
+            address,
+            port,
+            token,
+        })
     }
 }
 

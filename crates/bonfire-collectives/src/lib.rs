@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A [`Communicator`] is one rank's end of a group. [`ThreadCommunicator`] makes threads of this process
-//! ranks, which read each other's memory; [`Counting`] wraps any communicator and counts what goes through.
+//! ranks, which read each other's memory; [`ExchangeCommunicator`] connects ranks that share none, by any [`Transport`];
+//! [`Counting`] wraps any communicator and counts what goes through.
 //! Results are formed in rank order: the same bits on every rank and in every run. After an error a group is
 //! broken for good, and every call says why ([`CollectiveError`]).
 //!
@@ -32,13 +33,14 @@
 //! }
 //! ```
 //!
-//! Before that, processes find each other: [`LaunchConfig`] says which rank a process is, by explicit options or by what
+//! A [`ProcessGroup`] is all of that for a process that mpirun, srun or torchrun has started, or nobody:
+//! `ProcessGroup::from_env()`. Before it is there, processes find each other: [`LaunchConfig`] says which rank a process is, by explicit options or by what
 //! torchrun, Open MPI or Slurm left in the environment; a [`Store`] has small values for all ranks, in memory or hosted by
 //! rank 0 over TCP; and a [`rendezvous`] makes sure that they are of one run.
 //!
 //! # Feature flags
 //!
-//! - `serde`: [`LaunchOptions`] can be read and written.
+//! - `serde`: [`LaunchOptions`] and [`ProcessGroupOptions`] can be read and written.
 
 mod broken;
 mod buffer;
@@ -72,8 +74,8 @@ pub use error::CollectiveError;
 pub use exchange::ExchangeCommunicator;
 pub use launch::{LaunchConfig, LaunchEnvironment, LaunchError, LaunchOptions, Launcher, Token};
 pub use operation::{Collective, ReduceOp};
-pub use process_group::ProcessGroupError;
-pub use ranks::run_ranks;
+pub use process_group::{GroupBackend, ProcessGroup, ProcessGroupError, ProcessGroupOptions};
+pub use ranks::{run_groups, run_ranks};
 pub use rendezvous::{Configuration, Meeting, rendezvous};
 pub use store::{
     MAX_KEY_BYTES, MAX_STORE_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, MemoryStore, Refusal, Store, StoreError, TcpStore,

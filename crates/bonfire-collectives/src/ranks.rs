@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{CollectiveError, ThreadCommunicator};
+use crate::{CollectiveError, ProcessGroup, ThreadCommunicator, process_group};
 
 /// Runs `body` once per rank, each on a thread of its own, and gives their results by rank.
 ///
@@ -22,10 +22,35 @@ pub fn run_ranks<R: Send>(
 ) -> Vec<R> {
     let communicators = ThreadCommunicator::group(world_size, timeout);
     let first_cause = communicators[0].watch();
+    run_each(communicators, first_cause, body)
+}
+
+/// Runs `body` once per rank with a process group of its own, each on a thread of its own, and gives their results by rank.
+///
+/// The ranks of a group of processes run the same program; only its [`local_rank`](ProcessGroup::local_rank) is the rank.
+///
+/// # Panics
+///
+/// As [`run_ranks`].
+pub fn run_groups<R: Send>(
+    world_size: NonZeroUsize,
+    timeout: Duration,
+    body: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
+    let communicators = ThreadCommunicator::group(world_size, timeout);
+    let first_cause = communicators[0].watch();
+    run_each(process_group::groups(communicators, timeout), first_cause, body)
+}
+
+fn run_each<C: Send, R: Send>(
+    ranks: Vec<C>,
+    first_cause: impl Fn() -> Option<CollectiveError>,
+    body: impl Fn(C) -> R + Sync,
+) -> Vec<R> {
     let body = &body;
     let outcomes: Vec<thread::Result<R>> = thread::scope(|scope| {
-        let run = |communicator| move || panic::catch_unwind(AssertUnwindSafe(|| body(communicator)));
-        let threads: Vec<_> = communicators.into_iter().map(|one| scope.spawn(run(one))).collect();
+        let run = |rank| move || panic::catch_unwind(AssertUnwindSafe(|| body(rank)));
+        let threads: Vec<_> = ranks.into_iter().map(|one| scope.spawn(run(one))).collect();
         threads.into_iter().map(|thread| thread.join().and_then(|outcome| outcome)).collect()
     });
     let culprit = match first_cause() {

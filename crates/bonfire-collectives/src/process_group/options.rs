@@ -1,0 +1,93 @@
+//! Settings of a process group.
+
+use std::{fmt, time::Duration};
+
+use crate::LaunchOptions;
+
+/// What carries the messages of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum GroupBackend {
+    /// MPI where Open MPI has launched the process and the feature `mpi` is on, TCP otherwise.
+    #[default]
+    Auto,
+    /// A connection between any two ranks.
+    Tcp,
+    /// The MPI that launched the process; needs the feature `mpi`.
+    Mpi,
+}
+
+/// How ranks become a group, and how long they wait for each other.
+///
+/// What says nothing of a rank is taken from the environment; see [`LaunchOptions`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+pub struct ProcessGroupOptions {
+    /// Which rank this process is, and where all meet; what is set wins over the environment.
+    pub launch: LaunchOptions,
+    /// How long a collective waits for other ranks. Default: 10 minutes.
+    pub timeout: Duration,
+    /// How long ranks wait for each other at the start, and when a further communicator is made. Default: 5 minutes.
+    pub rendezvous_timeout: Duration,
+    /// What carries the messages.
+    pub backend: GroupBackend,
+    /// The name or IP address at which other ranks reach this one. Default: the address from which this machine reaches
+    /// rank 0, and for rank 0 the launch's own.
+    pub host: Option<String>,
+}
+
+impl Default for ProcessGroupOptions {
+    fn default() -> Self {
+        Self {
+            launch: LaunchOptions::default(),
+            timeout: Duration::from_secs(600),
+            rendezvous_timeout: Duration::from_secs(300),
+            backend: GroupBackend::default(),
+            host: None,
+        }
+    }
+}
+
+impl ProcessGroupOptions {
+    /// With another [`launch`](Self::launch).
+    #[must_use]
+    pub fn with_launch(self, launch: LaunchOptions) -> Self {
+        Self { launch, ..self }
+    }
+
+    /// With another [`timeout`](Self::timeout).
+    #[must_use]
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
+    /// With another [`rendezvous_timeout`](Self::rendezvous_timeout).
+    #[must_use]
+    pub fn with_rendezvous_timeout(self, rendezvous_timeout: Duration) -> Self {
+        Self { rendezvous_timeout, ..self }
+    }
+
+    /// With another [`backend`](Self::backend).
+    #[must_use]
+    pub fn with_backend(self, backend: GroupBackend) -> Self {
+        Self { backend, ..self }
+    }
+
+    /// With a [`host`](Self::host).
+    #[must_use]
+    pub fn with_host(self, host: impl Into<String>) -> Self {
+        Self { host: Some(host.into()), ..self }
+    }
+}
+
+impl fmt::Display for GroupBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Tcp => "tcp",
+            Self::Mpi => "mpi",
+        })
+    }
+}
