@@ -40,6 +40,7 @@
 //!
 //! # Feature flags
 //!
+//! - `mpi`: ranks that mpirun has started talk over MPI; needs an MPI library and libclang to build.
 //! - `serde`: [`LaunchOptions`] and [`ProcessGroupOptions`] can be read and written.
 
 mod broken;
@@ -55,6 +56,8 @@ mod error;
 mod exchange;
 mod fingerprint;
 mod launch;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod operation;
 mod process_group;
 mod ranks;
@@ -73,6 +76,8 @@ pub use dtype::{DType, Element};
 pub use error::CollectiveError;
 pub use exchange::ExchangeCommunicator;
 pub use launch::{LaunchConfig, LaunchEnvironment, LaunchError, LaunchOptions, Launcher, Token};
+#[cfg(feature = "mpi")]
+pub use mpi::{MpiCommunicator, MpiTransport, MpiWorld};
 pub use operation::{Collective, ReduceOp};
 pub use process_group::{GroupBackend, ProcessGroup, ProcessGroupError, ProcessGroupOptions};
 pub use ranks::{run_groups, run_ranks};

@@ -5,6 +5,8 @@
 //! ```
 
 mod error;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod options;
 mod threads;
 
@@ -54,6 +56,8 @@ pub struct ProcessGroup {
 enum Maker {
     Threads(Arc<ThreadGroups>),
     Tcp(Tcp),
+    #[cfg(feature = "mpi")]
+    Mpi(mpi::Mpi),
 }
 
 /// What every TCP group of this process needs.
@@ -117,17 +121,15 @@ impl ProcessGroup {
         let backend = choose(&config, options.backend)?;
         let (rank, world_size, local_rank) = (config.rank(), config.world_size(), config.local_rank());
         let store = TcpStore::join(&config, options.rendezvous_timeout)?;
-        let same_on_all = Configuration::new().with("version", env!("CARGO_PKG_VERSION")).with("backend", backend);
+        let same_on_all = Configuration::new()
+            .with("version", env!("CARGO_PKG_VERSION"))
+            .with("backend", backend)
+            .with("native_sum", options.native_sum);
         rendezvous(&store, &Meeting::new("process_group", &config, options.rendezvous_timeout), &same_on_all)?;
-        let host = match &options.host {
-            Some(host) => host.clone(),
-            None => own_host(&config),
-        };
-        let tcp = Tcp { host, timeout: options.timeout, rendezvous_timeout: options.rendezvous_timeout, config };
-        let communicator = tcp.communicator(&store, MAIN)?;
+        let maker = Maker::new(backend, config, options)?;
+        let communicator = maker.communicator(rank, &store, MAIN)?;
         tracing::info!(rank, %world_size, %backend, "joined the process group");
-        let (store, maker) = (Arc::new(store), Maker::Tcp(tcp));
-        Ok(Self { rank, local_rank, world_size, communicator, store, maker })
+        Ok(Self { rank, local_rank, world_size, communicator, store: Arc::new(store), maker })
     }
 
     fn of_thread(
@@ -173,16 +175,44 @@ impl ProcessGroup {
     /// [`ProcessGroupError::NameTaken`] if the name was used before, [`ProcessGroupError::Missing`] if ranks do not come in
     /// time, and what else keeps ranks from connecting.
     pub fn new_communicator(&self, name: &str) -> Result<Arc<dyn Communicator>, ProcessGroupError> {
-        match &self.maker {
-            Maker::Threads(shared) => Ok(Arc::new(shared.take(self.rank, name)?)),
-            Maker::Tcp(tcp) => tcp.communicator(&*self.store, &format!("user/{name}")),
-        }
+        self.maker.communicator(self.rank, &*self.store, &format!("user/{name}"))
     }
 
     /// Small values that all ranks can set and read.
     #[must_use]
     pub fn store(&self) -> Arc<dyn Store> {
         self.store.clone()
+    }
+}
+
+impl Maker {
+    fn new(
+        backend: GroupBackend,
+        config: LaunchConfig,
+        options: &ProcessGroupOptions,
+    ) -> Result<Self, ProcessGroupError> {
+        #[cfg(feature = "mpi")]
+        if backend == GroupBackend::Mpi {
+            return mpi::Mpi::new(&config, options).map(Self::Mpi);
+        }
+        debug_assert_eq!(backend, GroupBackend::Tcp, "the only other one for processes");
+        let host = options.host.clone().unwrap_or_else(|| own_host(&config));
+        let (timeout, rendezvous_timeout) = (options.timeout, options.rendezvous_timeout);
+        Ok(Self::Tcp(Tcp { config, host, timeout, rendezvous_timeout }))
+    }
+
+    fn communicator(
+        &self,
+        rank: usize,
+        store: &dyn Store,
+        name: &str,
+    ) -> Result<Arc<dyn Communicator>, ProcessGroupError> {
+        match self {
+            Self::Threads(shared) => Ok(Arc::new(shared.take(rank, name)?)),
+            Self::Tcp(tcp) => tcp.communicator(store, name),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(mpi) => mpi.communicator(store, name),
+        }
     }
 }
 

@@ -117,6 +117,23 @@ impl Reduction {
     }
 }
 
+/// Divides sums by the number of ranks, as a mean does last.
+#[cfg(feature = "mpi")]
+pub(crate) fn divide(dtype: DType, sums: &mut [u8], world_size: usize) {
+    fn each<T: Number>(bytes: &mut [u8], world_size: usize) {
+        for bytes in bytes.chunks_exact_mut(size_of::<T>()) {
+            let mut sum: T = bytemuck::pod_read_unaligned(bytes);
+            T::divide(core::slice::from_mut(&mut sum), world_size);
+            bytes.copy_from_slice(bytemuck::bytes_of(&sum));
+        }
+    }
+    match dtype {
+        DType::F64 => each::<f64>(sums, world_size),
+        DType::F32 => each::<f32>(sums, world_size),
+        other => unreachable!("{other} is not reduced by a network"),
+    }
+}
+
 /// Cuts `range` into pieces of at most `num_bytes`.
 fn blocks(range: Range<usize>, num_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;

@@ -3,6 +3,8 @@
 use core::ops::ControlFlow;
 use std::time::Instant;
 
+use crate::{BufferMut, DType, ReduceOp};
+
 /// One rank's connection to all others: whole messages between host buffers, and short notices beside them.
 ///
 /// Between two ranks messages arrive in the order in which they were sent. They are given in lists that progress
@@ -39,6 +41,31 @@ pub trait Transport: Send + Sync {
 
     /// Sends a notice of at most [`MAX_NOTICE_BYTES`]: without waiting, from any thread, and without saying whether it arrives.
     fn notify(&self, to: usize, notice: &[u8]);
+
+    /// Whether [`all_reduce`](Self::all_reduce) is to be used for this; the same on all ranks.
+    fn reduces(&self, dtype: DType, op: ReduceOp) -> bool {
+        let _ = (dtype, op);
+        false
+    }
+
+    /// Reduces a buffer over all ranks by the network's own means, in whatever order it likes.
+    ///
+    /// Called only where [`reduces`](Self::reduces) says so, when all ranks have come with equal buffers.
+    ///
+    /// # Errors
+    ///
+    /// As [`exchange`](Self::exchange).
+    fn all_reduce(
+        &self,
+        buffer: &mut BufferMut<'_>,
+        op: ReduceOp,
+        deadline: Instant,
+        watch: &mut dyn Watch,
+    ) -> Result<(), TransportError> {
+        let _ = (buffer, op, deadline, watch);
+        let reason = "this transport does not reduce".into();
+        Err(TransportError::Failed { rank: self.rank(), reason })
+    }
 }
 
 /// The longest notice, in bytes.

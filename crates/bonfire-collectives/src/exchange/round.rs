@@ -10,7 +10,10 @@ use super::{
     attention::{Attention, Stage},
     header::{self, Description, Header, Terms},
 };
-use crate::{CollectiveError, Incoming, Outgoing, Transport, TransportError, broken::Break, call::Call};
+use crate::{
+    BufferMut, CollectiveError, DType, Incoming, Outgoing, ReduceOp, Transport, TransportError, broken::Break,
+    call::Call,
+};
 
 /// Data of at most this many bytes goes with the header, so that a small collective is one round trip.
 ///
@@ -162,18 +165,9 @@ impl<'c, T: Transport> Round<'c, T> {
             Stage::Describe => Instant::now() + DESCRIBING,
             Stage::Meet(_) | Stage::Work => self.deadline,
         };
-        let progress = &mut *self.progress;
-        let mut attention = Attention {
-            communicator: self.communicator,
-            call: self.call,
-            stage,
-            others: &mut progress.others,
-            chains: &mut progress.chains,
-            started: self.started,
-            has_told: false,
-            stranger: None,
-        };
-        let mut result = self.communicator.transport.exchange(outgoing, incoming, deadline, &mut attention);
+        let communicator = self.communicator;
+        let mut attention = self.attention(stage);
+        let mut result = communicator.transport.exchange(outgoing, incoming, deadline, &mut attention);
         if result.is_ok() && attention.check_strangers().is_break() {
             result = Err(TransportError::Stopped);
         }
@@ -190,6 +184,33 @@ impl<'c, T: Transport> Round<'c, T> {
                 Stage::Meet(_) | Stage::Work => self.fail(error, &missing),
             }
         })
+    }
+
+    fn attention(&mut self, stage: Stage) -> Attention<'_, T> {
+        let progress = &mut *self.progress;
+        Attention {
+            communicator: self.communicator,
+            call: self.call,
+            stage,
+            others: &mut progress.others,
+            chains: &mut progress.chains,
+            started: self.started,
+            has_told: false,
+            stranger: None,
+        }
+    }
+
+    /// Whether the transport reduces this itself.
+    pub(super) fn is_native(&self, dtype: DType, op: ReduceOp) -> bool {
+        self.communicator.transport.reduces(dtype, op)
+    }
+
+    /// Has the transport reduce a buffer.
+    pub(super) fn all_reduce(&mut self, buffer: &mut BufferMut<'_>, op: ReduceOp) -> Result<(), CollectiveError> {
+        let (communicator, deadline) = (self.communicator, self.deadline);
+        let result = communicator.transport.all_reduce(buffer, op, deadline, &mut self.attention(Stage::Work));
+        let others: Vec<usize> = self.others().collect();
+        result.map_err(|error| self.fail(error, &others))
     }
 
     fn call_broken(&self) -> CollectiveError {

@@ -28,6 +28,9 @@ pub(super) fn all_reduce<T: Transport>(
     let num_bytes: usize = buffers.iter().map(|buffer| buffer.num_bytes()).sum();
     if num_bytes > INLINE_BYTES {
         round.meet(terms, |_, _| {})?;
+        if buffers.iter().all(|buffer| round.is_native(buffer.dtype(), op)) {
+            return buffers.iter_mut().try_for_each(|buffer| round.all_reduce(buffer, op));
+        }
         return all_reduce_large(round, buffers, op);
     }
     round.meet(terms, |_, message| buffers.iter().for_each(|buffer| message.extend(buffer.as_bytes())))?;

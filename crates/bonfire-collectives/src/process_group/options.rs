@@ -36,6 +36,9 @@ pub struct ProcessGroupOptions {
     /// The name or IP address at which other ranks reach this one. Default: the address from which this machine reaches
     /// rank 0, and for rank 0 the launch's own.
     pub host: Option<String>,
+    /// Has MPI form large sums and means of f32 and f64, in whatever order it likes: results may differ in the last bits
+    /// from those of TCP and threads, and between runs. Without effect on other backends. The same on all ranks.
+    pub native_sum: bool,
 }
 
 impl Default for ProcessGroupOptions {
@@ -46,6 +49,7 @@ impl Default for ProcessGroupOptions {
             rendezvous_timeout: Duration::from_secs(300),
             backend: GroupBackend::default(),
             host: None,
+            native_sum: false,
         }
     }
 }
@@ -79,6 +83,12 @@ impl ProcessGroupOptions {
     #[must_use]
     pub fn with_host(self, host: impl Into<String>) -> Self {
         Self { host: Some(host.into()), ..self }
+    }
+
+    /// With another [`native_sum`](Self::native_sum).
+    #[must_use]
+    pub fn with_native_sum(self, native_sum: bool) -> Self {
+        Self { native_sum, ..self }
     }
 }
 
