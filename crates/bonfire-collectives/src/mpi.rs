@@ -40,6 +40,9 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// MPI promises tags up to 32767; each group takes two for its start.
 const NUM_TAGS: u64 = 16_000;
 
+/// Looks in vain after which nothing has come: the first may only have MPI take in what has.
+const LOOKS: usize = 2;
+
 /// What a notice of the transport is, by its first byte.
 const NOTICE: u8 = 0;
 const CLOSE: u8 = 1;
@@ -128,16 +131,21 @@ impl MpiTransport {
         (0..self.world.world_size()).filter(move |&other| other != rank)
     }
 
-    /// Takes in all notices that have arrived; says whether there was any.
-    fn take_notices(&self, ends: &mut [End], watch: &mut dyn Watch) -> Result<bool, TransportError> {
-        let mut has_any = false;
+    /// Takes in all notices that have arrived.
+    fn take_notices(&self, ends: &mut [End], watch: &mut dyn Watch) -> Result<(), TransportError> {
+        let mut num_empty = 0;
         loop {
             let found = {
                 let _lock = self.world.lock();
                 self.notices.probe(None).map_err(|reason| self.failed(self.world.rank(), reason))?
             };
-            let Some(found) = found else { return Ok(has_any) };
-            has_any = true;
+            let Some(found) = found else {
+                num_empty += 1;
+                if num_empty == LOOKS {
+                    return Ok(());
+                }
+                continue;
+            };
             let notice = self.take_notice(found).map_err(|reason| self.failed(found.from, reason))?;
             match notice.split_first() {
                 Some((&NOTICE, notice)) => {
@@ -253,7 +261,6 @@ struct Exchange<'e, 'o, 'i> {
 impl Exchange<'_, '_, '_> {
     fn run(&mut self, deadline: Instant) -> Result<(), TransportError> {
         let transport = self.transport;
-        transport.take_notices(self.ends, self.watch)?;
         let mut flight = Flight { world: &transport.world, sends: Vec::new(), receives: Vec::new() };
         self.send_all(&mut flight)?;
         let (mut idle_since, mut last_tick) = (Instant::now(), Instant::now());
@@ -266,7 +273,8 @@ impl Exchange<'_, '_, '_> {
                 self.end_receive(place);
             }
             if self.incoming.iter().all(|room| room.is_received) && flight.sends.is_empty() {
-                return Ok(());
+                // A message that was here long ago may have a notice behind it that says that its sender has given up.
+                return transport.take_notices(self.ends, self.watch);
             }
             let now = Instant::now();
             if has_moved {

@@ -21,8 +21,8 @@ pub trait Transport: Send + Sync {
 
     /// Sends and receives all messages of two lists, in list order for each other rank, and comes back when all are done.
     ///
-    /// Before that it takes in all notices that have arrived, and shows them to `watch`, as every notice that arrives
-    /// meanwhile. One thread calls this at a time. After an error it must not be called again: messages may have been cut.
+    /// By then it has taken in all notices that had arrived when it was called, and shown them to `watch`, as those that
+    /// arrive meanwhile. One thread calls this at a time. After an error it must not be called again: messages may have been cut.
     ///
     /// # Errors
     ///
