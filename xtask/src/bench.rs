@@ -13,8 +13,9 @@ use crate::shell::{command, output, root};
 const RESULTS: &str = "benches/RESULTS.md";
 
 /// Groups of figures.
-const GROUPS: [&str; 19] = [
+const GROUPS: [&str; 20] = [
     "collectives",
+    "processes",
     "train",
     "steps",
     "cnn",
@@ -37,7 +38,7 @@ const GROUPS: [&str; 19] = [
 
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
-    /// Group of figures, one of those below; steps: all but collectives and train [default: all]
+    /// Group of figures, one of those below; steps: all but collectives, processes and train; processes needs Open MPI [default: all but processes]
     #[arg(value_parser = GROUPS)]
     name: Option<String>,
     /// Append the figures to benches/RESULTS.md, with date, commit and command
@@ -88,6 +89,10 @@ fn commands(name: Option<&str>) -> Vec<Vec<&str>> {
     match name {
         None => vec![collectives, train, steps],
         Some("collectives") => vec![collectives],
+        Some("processes") => {
+            let feature = ["--features", "mpi", "--bench", "processes"];
+            vec![[&["bench", "-q", "-p", "bonfire-collectives"][..], &feature].concat()]
+        }
         Some("train") => vec![train],
         Some("steps") => vec![steps],
         Some(group) => vec![[steps, vec!["--", group]].concat()],
