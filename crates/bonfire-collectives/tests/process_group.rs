@@ -142,7 +142,7 @@ fn a_backend_that_was_not_built_is_refused() {
 #[cfg(feature = "serde")]
 #[test]
 fn options_are_read_and_written() {
-    let text = r#"{"launch": {"world_size": 1}, "backend": "tcp", "timeout": {"secs": 5, "nanos": 0}}"#;
+    let text = r#"{"launch": {"world_size": 1}, "backend": "tcp", "timeout_seconds": 5}"#;
     let read: ProcessGroupOptions = serde_json::from_str(text).unwrap();
     assert_eq!((read.timeout, read.backend), (Duration::from_secs(5), GroupBackend::Tcp));
     assert_eq!(read.launch.world_size, Some(1));

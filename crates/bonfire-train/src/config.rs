@@ -2,6 +2,7 @@
 
 use std::{fmt, num::NonZeroUsize, path::Path};
 
+use bonfire_collectives::ProcessGroupOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::{BufferSync, ReduceDType, Reduction, SyncOptions, TrainError};
@@ -45,6 +46,8 @@ pub struct DataParallelConfig {
     pub buffers: BufferSync,
     /// How ranks keep their models equal.
     pub sync: SyncOptions,
+    /// How processes become ranks of a group, and how long they wait for each other; only this rank's.
+    pub group: ProcessGroupOptions,
 }
 
 impl Default for DataParallelConfig {
@@ -54,6 +57,7 @@ impl Default for DataParallelConfig {
             balance: RankBalance::default(),
             buffers: BufferSync::default(),
             sync: SyncOptions::default(),
+            group: ProcessGroupOptions::default(),
         }
     }
 }
@@ -94,6 +98,12 @@ impl DataParallelConfig {
     pub const fn with_buffers(mut self, buffers: BufferSync) -> Self {
         self.buffers = buffers;
         self
+    }
+
+    /// Sets [`group`](Self::group).
+    #[must_use]
+    pub fn with_group(self, group: ProcessGroupOptions) -> Self {
+        Self { group, ..self }
     }
 
     /// Sets [`reduction`](SyncOptions::reduction).

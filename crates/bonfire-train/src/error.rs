@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bonfire_collectives::{CollectiveError, LaunchError, StoreError};
+use bonfire_collectives::{CollectiveError, LaunchError, ProcessGroupError, StoreError};
 use bonfire_placement::PlacementError;
 
 /// An error of data-parallel training.
@@ -15,6 +15,9 @@ pub enum TrainError {
     /// The launch configuration does not say which rank this is.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// This process did not become a rank of a group.
+    #[error(transparent)]
+    ProcessGroup(#[from] ProcessGroupError),
     /// The ranks did not find each other, or are not of one run.
     #[error(transparent)]
     Store(#[from] StoreError),

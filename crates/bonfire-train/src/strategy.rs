@@ -6,7 +6,7 @@ mod quiet;
 
 use std::{sync::Arc, thread};
 
-use bonfire_collectives::{BufferMut, Communicator};
+use bonfire_collectives::{BufferMut, Communicator, ProcessGroup};
 use burn::{
     data::dataloader::{DataLoader, Progress},
     module::{AutodiffModule, Module},
@@ -24,7 +24,8 @@ use burn::{
 use self::{batches::Loader, epoch::Epoch, quiet::Quiet};
 use crate::{
     AnyHooks, BufferSync, DataParallelConfig, DistributedDataLoader, GatherOutput, HookBackend, LoaderHandle, Overlap,
-    PlainShare, RankBalance, SamplerState, TrainError, TrainingStep, batch_aligned_slice, synchronise_buffers,
+    PlainShare, RankBalance, SamplerState, SyncGroup, TrainError, TrainingStep, batch_aligned_slice,
+    synchronise_buffers,
 };
 
 /// A learning strategy in which each rank trains a copy of the model on its share of each batch.
@@ -33,19 +34,17 @@ use crate::{
 /// Metrics, progress, early stopping and checkpoints are of all ranks together, on rank 0.
 ///
 /// ```no_run
-/// # use std::sync::Arc;
-/// # use bonfire_collectives::Communicator;
 /// # use bonfire_train::{DataParallel, DataParallelConfig, DataParallelTraining, GatherOutput, TrainError};
 /// # use burn::train::{InferenceStep, LearningComponentsTypes, SupervisedTraining, TrainStep};
 /// # use burn::tensor::backend::AutodiffBackend;
 /// # fn example<LC: LearningComponentsTypes + 'static>(
-/// #     training: SupervisedTraining<LC>, communicator: Arc<dyn Communicator>) -> Result<(), TrainError>
+/// #     training: SupervisedTraining<LC>) -> Result<(), TrainError>
 /// # where
 /// #     <LC::TrainingModel as TrainStep>::Output: GatherOutput<LC::Backend>,
 /// #     <LC::InferenceModel as InferenceStep>::Output:
 /// #         GatherOutput<<LC::Backend as AutodiffBackend>::InnerBackend>,
 /// # {
-/// let ranks = DataParallel::new(communicator, DataParallelConfig::default());
+/// let ranks = DataParallel::from_env(DataParallelConfig::default())?;
 /// let training = training.data_parallel(ranks);
 /// # Ok(())
 /// # }
@@ -72,13 +71,42 @@ pub struct DataParallel {
     hooks: Option<AnyHooks>,
     train_handle: Option<LoaderHandle>,
     valid_handle: Option<LoaderHandle>,
+    sync_group: Option<SyncGroup>,
+    /// Kept until the training is over: rank 0's has the store.
+    process_group: Option<Arc<ProcessGroup>>,
 }
 
 impl DataParallel {
     /// A strategy for the ranks of `communicator`, with the same configuration on all of them.
     #[must_use]
     pub fn new(communicator: Arc<dyn Communicator>, config: DataParallelConfig) -> Self {
-        Self { communicator, config, hooks: None, train_handle: None, valid_handle: None }
+        Self {
+            communicator,
+            config,
+            hooks: None,
+            train_handle: None,
+            valid_handle: None,
+            sync_group: None,
+            process_group: None,
+        }
+    }
+
+    /// A strategy for the run that this process was launched in by mpirun, srun or torchrun; launched alone, for one rank.
+    ///
+    /// What [`config.group`](DataParallelConfig::group) says counts before the environment. Comes back when all ranks
+    /// have found each other.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::ProcessGroup`] if this process does not become a rank: see [`ProcessGroup::new`].
+    pub fn from_env(config: DataParallelConfig) -> Result<Self, TrainError> {
+        Ok(Self::with_group(Arc::new(ProcessGroup::new(&config.group)?), config))
+    }
+
+    /// A strategy for the ranks of `group`, with the same configuration on all of them.
+    #[must_use]
+    pub fn with_group(group: Arc<ProcessGroup>, config: DataParallelConfig) -> Self {
+        Self { process_group: Some(group.clone()), ..Self::new(group.communicator(), config) }
     }
 
     /// Reduces gradients while backward runs, on backends of accelerators: see [`Overlap`].
@@ -100,6 +128,22 @@ impl DataParallel {
     pub fn with_valid_loader<B: Backend, I, O>(mut self, loader: &DistributedDataLoader<B, I, O>) -> Self {
         self.valid_handle = Some(loader.handle());
         self
+    }
+
+    /// Lets ranks without items in a micro step stand in for those with some in [`SyncBatchNorm`](crate::SyncBatchNorm)
+    /// layers, which would wait for them.
+    ///
+    /// The loader must be one that knows about ranks.
+    #[must_use]
+    pub fn with_sync_group(mut self, group: &SyncGroup) -> Self {
+        self.sync_group = Some(group.clone());
+        self
+    }
+
+    /// The run that this process was launched in, where the strategy was made for it.
+    #[must_use]
+    pub fn process_group(&self) -> Option<&Arc<ProcessGroup>> {
+        self.process_group.as_ref()
     }
 
     /// This rank.
@@ -143,8 +187,12 @@ impl DataParallel {
         if let Some(handle) = &self.train_handle {
             return Ok(Loader::Planned { loader, handle: handle.clone() });
         }
-        if self.config.balance == RankBalance::Auto {
-            return Err(TrainError::PlainLoader { asked: "shares by measured speed".into() });
+        let beyond_it = [
+            (self.config.balance == RankBalance::Auto, "shares by measured speed"),
+            (self.sync_group.is_some(), "batch norm over the batches of all ranks"),
+        ];
+        if let Some((_, asked)) = beyond_it.into_iter().find(|&(is_asked, _)| is_asked) {
+            return Err(TrainError::PlainLoader { asked: asked.into() });
         }
         let num_items = loader.num_items();
         let share = PlainShare::new(&loader, self.rank(), self.world_size())?;
@@ -209,6 +257,7 @@ impl DataParallel {
                 interrupter: &components.interrupter,
                 processor: &mut components.event_processor,
                 balance: self.config.balance,
+                sync_group: self.sync_group.as_ref(),
             };
             let weight = epoch.train(learner, &mut step, &mut overlap, &train)?;
             if components.interrupter.should_stop() {

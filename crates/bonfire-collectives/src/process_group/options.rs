@@ -20,7 +20,8 @@ pub enum GroupBackend {
 
 /// How ranks become a group, and how long they wait for each other.
 ///
-/// What says nothing of a rank is taken from the environment; see [`LaunchOptions`].
+/// What says nothing of a rank is taken from the environment; see [`LaunchOptions`]. In files, times are in seconds:
+/// `timeout_seconds`, `rendezvous_timeout_seconds`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
@@ -28,8 +29,10 @@ pub struct ProcessGroupOptions {
     /// Which rank this process is, and where all meet; what is set wins over the environment.
     pub launch: LaunchOptions,
     /// How long a collective waits for other ranks. Default: 10 minutes.
+    #[cfg_attr(feature = "serde", serde(rename = "timeout_seconds", with = "seconds"))]
     pub timeout: Duration,
     /// How long ranks wait for each other at the start, and when a further communicator is made. Default: 5 minutes.
+    #[cfg_attr(feature = "serde", serde(rename = "rendezvous_timeout_seconds", with = "seconds"))]
     pub rendezvous_timeout: Duration,
     /// What carries the messages.
     pub backend: GroupBackend,
@@ -99,5 +102,23 @@ impl fmt::Display for GroupBackend {
             Self::Tcp => "tcp",
             Self::Mpi => "mpi",
         })
+    }
+}
+
+/// Durations in files: a number of seconds.
+#[cfg(feature = "serde")]
+mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(duration.as_secs_f64())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        let seconds = f64::deserialize(deserializer)?;
+        Duration::try_from_secs_f64(seconds)
+            .map_err(|error| D::Error::custom(format!("{seconds} seconds are no time to wait: {error}")))
     }
 }

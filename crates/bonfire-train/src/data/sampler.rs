@@ -66,6 +66,8 @@ pub struct MicroStep {
     pub num_padded: usize,
     /// Items of all ranks, without padding.
     pub global_items: usize,
+    /// Whether every rank has a batch for it, if only of padding.
+    pub all_have_batches: bool,
 }
 
 impl MicroStep {
@@ -225,9 +227,11 @@ impl SamplerEpoch {
     pub fn micro_step(&self, step: usize) -> MicroStep {
         let real = self.left.saturating_sub(step * self.sampler.options.batch_size);
         let global_items = real.min(self.lengths(step).total());
-        let own = self.lengths(step).range(self.sampler.options.rank);
+        let lengths = self.lengths(step);
+        let own = lengths.range(self.sampler.options.rank);
         let num_items = own.end.min(global_items).saturating_sub(own.start);
-        MicroStep { num_items, num_padded: own.len() - num_items, global_items }
+        let all_have_batches = (0..self.sampler.options.world_size).all(|rank| lengths.of(rank) > 0);
+        MicroStep { num_items, num_padded: own.len() - num_items, global_items, all_have_batches }
     }
 
     /// Where in the epoch's order this rank's items of a micro step are; padding lies behind the order's end, which

@@ -84,6 +84,8 @@ pub(super) struct MicroBatch<O> {
     pub(super) num_padded: usize,
     /// The rank has no other one in this window.
     pub(super) is_last: bool,
+    /// Every rank is known to have a batch in this micro step.
+    pub(super) all_have_batches: bool,
 }
 
 impl<O> Batches<'_, O> {
@@ -119,7 +121,9 @@ impl<O> Batches<'_, O> {
                 *num_left = num_left.saturating_sub(num_items);
                 *num_taken += 1;
                 let is_last = num_taken == accumulation_steps || *num_left == 0;
-                Ok(Some(Some(MicroBatch { batch, weight: num_items as f64, num_items, num_padded: 0, is_last })))
+                let weight = num_items as f64;
+                let all_have_batches = false;
+                Ok(Some(Some(MicroBatch { batch, weight, num_items, num_padded: 0, is_last, all_have_batches })))
             }
             Self::Planned { batches, handle, steps, .. } => {
                 let Some(plan) = steps.pop_front() else { return Ok(None) };
@@ -134,8 +138,8 @@ impl<O> Batches<'_, O> {
                     return Err(TrainError::Setting { problem });
                 };
                 let is_last = !steps.iter().any(MicroStep::has_batch);
-                let MicroStep { num_items, num_padded, .. } = plan;
-                Ok(Some(Some(MicroBatch { batch, weight, num_items, num_padded, is_last })))
+                let MicroStep { num_items, num_padded, all_have_batches, .. } = plan;
+                Ok(Some(Some(MicroBatch { batch, weight, num_items, num_padded, is_last, all_have_batches })))
             }
         }
     }

@@ -18,7 +18,7 @@ use burn::{
 
 use super::batches::{Batches, Loader, MicroBatch};
 use crate::{
-    GatherOutput, Overlap, RankBalance, TrainError, TrainingStep,
+    GatherOutput, Overlap, RankBalance, SyncGroup, TrainError, TrainingStep,
     gather::{Agreed, Message, Report, Share, agree, by_micro_step, collect, merge},
 };
 
@@ -30,6 +30,7 @@ pub(super) struct Epoch<'a, LC: LearningComponentsTypes> {
     pub(super) interrupter: &'a Interrupter,
     pub(super) processor: &'a mut SupervisedTrainingEventProcessor<LC>,
     pub(super) balance: RankBalance,
+    pub(super) sync_group: Option<&'a SyncGroup>,
 }
 
 type Inner<LC> = <<LC as LearningComponentsTypes>::Backend as AutodiffBackend>::InnerBackend;
@@ -54,7 +55,9 @@ where
         while batches.open_window() {
             let mut outputs = Outputs(Vec::new());
             while let Some(micro_batch) = batches.next_micro_step()? {
-                let Some(MicroBatch { batch, weight, num_items, num_padded, is_last }) = micro_batch else {
+                let Some(MicroBatch { batch, weight, num_items, num_padded, is_last, all_have_batches }) = micro_batch
+                else {
+                    self.sync_group.map_or(Ok(()), SyncGroup::stand_in)?;
                     outputs.0.push(None);
                     continue;
                 };
@@ -71,6 +74,11 @@ where
                     step.micro_step(grads, weight)?;
                     item
                 };
+                if let Some(group) = self.sync_group
+                    && !all_have_batches
+                {
+                    group.end_pass()?;
+                }
                 self.report_speed(loader, num_items, started)?;
                 outputs.0.push(Some(Output { item, weight, num_items, num_padded }));
             }
