@@ -167,7 +167,7 @@ fn train<B: AutodiffBackend>(flags: &Flags, device: &B::Device, members: usize) 
         .metrics((AccuracyMetric::new(), LossMetric::new()))
         .metric_train(loss.clone())
         .num_epochs(flags.epochs.get());
-    if !std::io::stdout().is_terminal() {
+    if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
         training = training.renderer(ProgressLine::new(loss.clone()));
     }
     if flags.out.is_none() {

@@ -1,12 +1,12 @@
-//! Trains the CNN of `examples/mnist` on ranks that are threads, each with a share of every batch.
+//! Trains the CNN of `examples/mnist` on ranks, each with a share of every batch: processes that mpirun, srun or torchrun
+//! has started, or threads.
 //!
 //! ```text
-//! flags -> ranks -> DistributedDataLoader -> burn-train's Learner with DataParallel -> accuracy -> one line of JSON
+//! flags -> ProcessGroup -> DistributedDataLoader -> burn-train's Learner with DataParallel -> accuracy -> one line of JSON
 //! ```
 
 #[path = "../mnist/data.rs"]
 mod data;
-#[path = "../mnist/model.rs"]
 mod model;
 #[path = "../mnist/progress.rs"]
 mod progress;
@@ -16,22 +16,22 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bonfire::collectives::run_ranks;
+use bonfire::collectives::{LaunchConfig, ProcessGroup, run_groups};
 use bonfire::train::{
     DataParallel, DataParallelConfig, DataParallelTraining, DistributedDataLoader, DistributedDataLoaderBuilder,
+    HookBackend, SyncGroup,
 };
 use bonfire::{Replica, ReplicaDevice, Shares};
 use burn::backend::Autodiff;
 use burn::data::dataloader::DataLoader;
 use burn::data::dataset::Dataset;
-use burn::nn::DropoutConfig;
+use burn::data::dataset::transform::PartialDataset;
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::tensor::ElementConversion;
-use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{Learner, SupervisedTraining};
 use burn_flex::{Flex, FlexDevice};
@@ -42,12 +42,10 @@ use crate::data::{Digit, DigitBatch, DigitBatcher, Digits, Part};
 use crate::model::Cnn;
 use crate::progress::{EpochLoss, ProgressLine};
 
-/// How long a rank waits for others before all end with an error that names those that did not come.
-const TIMEOUT: Duration = Duration::from_secs(120);
-
 fn main() -> ExitCode {
     match run(&Flags::parse()) {
-        Ok(report) => match writeln!(std::io::stdout(), "{report}") {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(report)) => match writeln!(std::io::stdout(), "{report}") {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(&anyhow!("cannot print the report: {error}")),
         },
@@ -61,7 +59,8 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn run(flags: &Flags) -> Result<String> {
+/// The report in JSON, where rank 0 is of this process.
+fn run(flags: &Flags) -> Result<Option<String>> {
     let report = match flags.members {
         None => {
             type MyBackend = Autodiff<Flex>;
@@ -75,23 +74,31 @@ fn run(flags: &Flags) -> Result<String> {
             train::<MyBackend>(flags, &device, members.get())?
         }
     };
-    Ok(serde_json::to_string(&report)?)
+    Ok(report.map(|report| serde_json::to_string(&report)).transpose()?)
 }
 
 /// Train a small CNN on handwritten digits, on ranks. The last line on stdout is a report in JSON.
 #[derive(Debug, Parser)]
 #[command(name = "mnist_ddp")]
 struct Flags {
-    /// Ranks that share each batch, each a thread of this process
-    #[arg(long, value_name = "N", default_value = "2")]
-    ranks: NonZeroUsize,
+    /// Ranks that share each batch, each a thread of this process [default: the processes that mpirun, srun or torchrun
+    /// has started; alone, 1]
+    #[arg(long, value_name = "N")]
+    ranks: Option<NonZeroUsize>,
     /// Each rank's share of a batch, as 2,3,3 [default: equal]
     #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
     shares: Option<Vec<u32>>,
     /// Makes a replica of so many members of each rank [default: the bare Flex backend]
     #[arg(long, value_name = "N")]
     members: Option<NonZeroUsize>,
-    /// Passes over the training digits
+    /// Normalises each rank's share of a batch by itself, as Burn's BatchNorm does: faster, but ranks then learn something
+    /// else than one does
+    #[arg(long)]
+    local_batch_norm: bool,
+    /// Takes only so many of the training images [default: all]
+    #[arg(long, value_name = "N")]
+    train_images: Option<NonZeroUsize>,
+    /// Passes over the training images
     #[arg(long, value_name = "E", default_value = "3")]
     epochs: NonZeroUsize,
     /// Images per micro step, of all ranks together
@@ -103,7 +110,7 @@ struct Flags {
     /// Step size of Adam
     #[arg(long, value_name = "RATE", default_value = "0.002", value_parser = learning_rate, allow_negative_numbers = true)]
     learning_rate: f64,
-    /// Probability of dropout; with 0, ranks learn what one learns, up to rounding
+    /// Probability of dropout; with 0, ranks learn what one learns, up to rounding (see --local-batch-norm)
     #[arg(long, value_name = "P", default_value = "0.3", value_parser = probability, allow_negative_numbers = true)]
     dropout: f64,
     /// Seed of the initial weights and of the order of the images
@@ -121,13 +128,12 @@ struct Flags {
 }
 
 impl Flags {
-    fn shares(&self) -> Result<Shares> {
+    fn shares(&self, world_size: usize) -> Result<Shares> {
         let Some(shares) = &self.shares else { return Ok(Shares::Equal) };
         ensure!(
-            shares.len() == self.ranks.get(),
-            "--shares lists {} ranks, --ranks asks for {}: give as many shares as ranks",
+            shares.len() == world_size,
+            "--shares lists {} ranks, but there are {world_size}: give as many shares as ranks",
             shares.len(),
-            self.ranks,
         );
         Ok(Shares::Weighted(shares.clone()))
     }
@@ -137,12 +143,12 @@ impl Flags {
         &self,
         digits: Digits,
         device: &B::Device,
-        rank: usize,
+        (rank, world_size): (usize, usize),
     ) -> Result<DistributedDataLoader<B, Digit, DigitBatch<B>>> {
         let loader = DistributedDataLoaderBuilder::new(DigitBatcher)
             .batch_size(self.batch_size.get().min(digits.len()))
-            .shares(self.shares()?)
-            .rank(rank, self.ranks.get())
+            .shares(self.shares(world_size)?)
+            .rank(rank, world_size)
             .device(device.clone());
         Ok(loader.build(digits)?)
     }
@@ -183,30 +189,34 @@ struct Report {
     items_per_second: f64,
 }
 
-/// Trains on any backend, on as many ranks as asked for.
-fn train<B: AutodiffBackend>(flags: &Flags, device: &B::Device, members: usize) -> Result<Report> {
+/// Trains on any backend; the report is rank 0's.
+fn train<B: HookBackend>(flags: &Flags, device: &B::Device, members: usize) -> Result<Option<Report>> {
     let digits = (Digits::load(&flags.data, Part::Train)?, Digits::load(&flags.data, Part::Test)?);
     let config = match &flags.config {
         Some(path) => DataParallelConfig::from_file(path)?,
         None => DataParallelConfig::default(),
     };
-    // Whether the shares fit is known before any rank starts.
-    flags.shares()?;
     let temporary = tempfile::tempdir().context("cannot make a temporary folder; name one with --out")?;
     let folder = flags.out.as_deref().unwrap_or(temporary.path());
     prepare(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
 
-    // One model, of which each rank trains a copy: threads that draw at once would each get what the others leave.
+    // The same on all ranks. Made once, since threads that draw at once would each get what the others leave.
     B::seed(device, flags.seed);
-    let mut model = Cnn::<B>::new(device).fork(device);
-    model.dropout = DropoutConfig::new(flags.dropout).init();
-    let reports = run_ranks(flags.ranks, TIMEOUT, |communicator| {
+    let model = Cnn::<B>::new(flags.dropout, device).fork(device);
+    let train = |group: ProcessGroup| {
         let rank = Rank { flags, digits: digits.clone(), device, folder };
-        let ranks = DataParallel::new(Arc::new(communicator), config.clone());
-        rank.train(model.clone(), ranks, members)
-    });
-    let reports = reports.into_iter().collect::<Result<Vec<_>>>()?;
-    reports.into_iter().flatten().next().context("rank 0 gave no report")
+        rank.train(model.clone(), Arc::new(group), &config, members)
+    };
+    let Some(num_ranks) = flags.ranks else { return train(ProcessGroup::new(&config.group)?) };
+    let launched = LaunchConfig::from_env()?.world_size();
+    ensure!(
+        launched.get() == 1,
+        "--ranks makes threads, but {launched} processes were started: leave it out, or start one"
+    );
+    // Whether the shares fit is known before any rank starts.
+    flags.shares(num_ranks.get())?;
+    let reports = run_groups(num_ranks, config.group.timeout, train);
+    Ok(reports.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().next())
 }
 
 /// What a rank trains with.
@@ -217,28 +227,42 @@ struct Rank<'a, B: Backend> {
     folder: &'a Path,
 }
 
-impl<B: AutodiffBackend> Rank<'_, B> {
+impl<B: HookBackend> Rank<'_, B> {
     /// Trains this rank's copy of the model; rank 0 reports.
-    fn train(self, model: Cnn<B>, ranks: DataParallel, members: usize) -> Result<Option<Report>> {
+    fn train(
+        self,
+        mut model: Cnn<B>,
+        group: Arc<ProcessGroup>,
+        config: &DataParallelConfig,
+        members: usize,
+    ) -> Result<Option<Report>> {
         let Self { flags, digits: (train, test), device, folder } = self;
-        let (rank, world_size) = (ranks.rank(), ranks.world_size());
+        let (rank, world_size) = (group.rank(), group.world_size());
+        let num_images = flags.train_images.map_or(train.len(), |images| images.get().min(train.len()));
         let train = DistributedDataLoaderBuilder::new(DigitBatcher)
-            .batch_size(flags.batch_size.get().min(train.len()))
+            .batch_size(flags.batch_size.get().min(num_images))
             .accumulation_steps(flags.accumulation_steps.get())
             .shuffle(flags.seed)
-            .shares(flags.shares()?)
+            .shares(flags.shares(world_size)?)
             .rank(rank, world_size)
             .device(device.clone())
-            .build(train)?;
-        let valid = flags.loader::<B::InnerBackend>(test.clone(), device, rank)?;
-        let ranks = ranks.with_train_loader(&train).with_valid_loader(&valid);
+            .build(PartialDataset::new(train, 0, num_images))?;
+        let valid = flags.loader::<B::InnerBackend>(test.clone(), device, (rank, world_size))?;
+        let mut ranks =
+            DataParallel::with_group(group.clone(), config.clone()).with_train_loader(&train).with_valid_loader(&valid);
+        if !flags.local_batch_norm {
+            let layers = SyncGroup::new::<B>(group.new_communicator("batch_norm")?);
+            model = model.synchronised(&layers);
+            ranks = ranks.with_sync_group(&layers);
+        }
 
         let loss = EpochLoss::default();
         let mut training = SupervisedTraining::new(folder, Arc::new(train), Arc::new(valid))
             .metrics((AccuracyMetric::new(), LossMetric::new()))
             .metric_train(loss.clone())
             .num_epochs(flags.epochs.get());
-        if !std::io::stdout().is_terminal() {
+        // mpirun gives programs a terminal to write to, but none to read keys from.
+        if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
             training = training.renderer(ProgressLine::new(loss.clone()));
         }
         if flags.out.is_none() {

@@ -403,6 +403,10 @@ where
 /// `burn-train`'s training, on ranks.
 pub trait DataParallelTraining {
     /// Trains with `ranks`; all but rank 0 show nothing and write nothing: no progress, no metrics, no log.
+    ///
+    /// Call it after `renderer`, which it replaces on those ranks. mpirun gives a program a terminal to write to but none to
+    /// read keys from, where `burn-train`'s TUI fails: give [`CliMetricsRenderer`](burn::train::renderer::CliMetricsRenderer)
+    /// or one of your own if stdin is no terminal.
     #[must_use]
     fn data_parallel(self, ranks: DataParallel) -> Self;
 }
