@@ -5,12 +5,12 @@ mod support;
 use std::{num::NonZeroUsize, thread, time::Duration};
 
 use bonfire_collectives::{
-    Buffer, BufferMut, CollectiveError, Communicator, DType, ExchangeCommunicator, ReduceOp,
+    Buffer, BufferMut, CollectiveError, Communicator, DType, ExchangeCommunicator, ReduceOp, Transport,
     conformance::{self, BREAKING, RESULTS, oracle},
     run_ranks,
 };
 use proptest::prelude::*;
-use support::ChannelTransport;
+use support::{ChannelTransport, LateNotices};
 
 type Program<'a> = &'a (dyn Fn(&dyn Communicator) + Sync);
 
@@ -21,7 +21,11 @@ fn ranks(world_size: usize) -> NonZeroUsize {
 }
 
 fn group(world_size: usize, timeout: Duration) -> Vec<ExchangeCommunicator<ChannelTransport>> {
-    ChannelTransport::mesh(world_size).into_iter().map(|one| ExchangeCommunicator::new(one, timeout)).collect()
+    over(ChannelTransport::mesh(world_size), timeout)
+}
+
+fn over<T: Transport>(transports: Vec<T>, timeout: Duration) -> Vec<ExchangeCommunicator<T>> {
+    transports.into_iter().map(|one| ExchangeCommunicator::new(one, timeout)).collect()
 }
 
 fn exchanging(world_size: NonZeroUsize, timeout: Duration, program: Program<'_>) {
@@ -85,6 +89,25 @@ fn an_argument_that_is_wrong_on_one_rank_breaks_the_group_for_all() {
     assert!(matches!(wrong, CollectiveError::WrongRank { argument: "root", value: 7, .. }));
     let Err(CollectiveError::Broken { cause, .. }) = waiting.join().unwrap() else { panic!("rank 1 was wrong") };
     assert_eq!(*cause, wrong);
+}
+
+#[test]
+fn a_rank_that_waited_once_is_not_taken_for_one_that_waits() {
+    let mut group = over(LateNotices::mesh(2), TIMEOUT).into_iter();
+    let (zero, one) = (group.next().unwrap(), group.next().unwrap());
+    // Long enough that a rank asks why it waits.
+    let long = Duration::from_millis(100);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            zero.recv(BufferMut::from_slice(&mut [0u8]), 1).unwrap();
+            thread::sleep(long);
+            zero.send(Buffer::from_slice(&[1u8]), 1).unwrap();
+        });
+        thread::sleep(long);
+        one.send(Buffer::from_slice(&[1u8]), 0).unwrap();
+        // Now it learns that rank 0 has waited.
+        one.recv(BufferMut::from_slice(&mut [0u8]), 0).unwrap();
+    });
 }
 
 /// The bytes of one all_reduce, by rank and buffer.

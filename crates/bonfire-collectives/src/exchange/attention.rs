@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_millis(20);
 pub(super) struct Attention<'r, T: Transport> {
     pub(super) communicator: &'r ExchangeCommunicator<T>,
     pub(super) call: Call,
+    /// Calls of this rank with this one.
+    pub(super) num_calls: u64,
     pub(super) stage: Stage,
     pub(super) others: &'r mut [Other],
     pub(super) chains: &'r mut Vec<Vec<Link>>,
@@ -77,12 +79,16 @@ impl<T: Transport> Attention<'_, T> {
 
     /// Passes a chain of waiting ranks on to the rank that this one waits for, or finds that it is a ring.
     fn pass_on(&mut self, mut chain: Vec<Link>, (partner, claim): (usize, Claim)) -> ControlFlow<()> {
-        chain.push(Link { rank: self.call.rank as u32, claim });
+        chain.push(Link { rank: self.call.rank as u32, claim, num_calls: self.num_calls });
         let Some(start) = chain.iter().position(|link| link.rank as usize == partner) else {
             self.communicator.transport.notify(partner, &Notice::Waiting(chain).encode());
             return ControlFlow::Continue(());
         };
         let (ring, Call { rank, world_size, collective }) = (&chain[start..], self.call);
+        if claim.completes(rank, ring[0].claim) {
+            // Two halves of one transfer, whose headers are on their way.
+            return ControlFlow::Continue(());
+        }
         let cause = CollectiveError::Mismatch {
             rank,
             world_size,
@@ -117,6 +123,11 @@ impl<T: Transport> Watch for Attention<'_, T> {
                 self.break_off(CollectiveError::RankEnded { rank: from, world_size, num_calls, panicked }, Vec::new())
             }
             Some(Notice::Waiting(chain)) => {
+                // Who has met this rank since does not wait any more; all others of the chain wait as long as it does.
+                let is_over = |last: &Link| last.num_calls <= self.others[from].num_calls;
+                if chain.last().is_none_or(is_over) {
+                    return ControlFlow::Continue(());
+                }
                 let flow = match self.partner() {
                     Some(partner) => self.pass_on(chain.clone(), partner),
                     None => ControlFlow::Continue(()),

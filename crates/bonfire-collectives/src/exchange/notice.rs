@@ -25,12 +25,16 @@ pub(super) enum Notice {
 pub(super) struct Link {
     pub(super) rank: u32,
     pub(super) claim: Claim,
+    /// Calls that the rank had made with this one.
+    pub(super) num_calls: u64,
 }
 
 /// A longer text is cut, so that a notice stays short.
 const MAX_TEXT_BYTES: usize = 1024;
 /// Ranks that a notice names.
 const MAX_RANKS: usize = 512;
+/// Ranks of which one waits for the next; a longer ring is found by none, and ends with the timeout.
+const MAX_LINKS: usize = 400;
 
 /// Names of arguments, which are static texts: they cross as places in this list.
 const ARGUMENTS: &[&str] = &[
@@ -60,10 +64,10 @@ impl Notice {
             }
             Self::Waiting(links) => {
                 bytes.push(2);
-                // A longer ring is found by none, and ends with the timeout.
-                for link in links.iter().take(MAX_RANKS) {
+                for link in links.iter().take(MAX_LINKS) {
                     bytes.extend(link.rank.to_le_bytes());
                     bytes.extend(link.claim.encode());
+                    bytes.extend(link.num_calls.to_le_bytes());
                 }
             }
         }
@@ -82,7 +86,8 @@ impl Notice {
             2 => {
                 let mut links = Vec::new();
                 while !cursor.is_empty() {
-                    links.push(Link { rank: cursor.u32()?, claim: Claim::decode(&mut cursor)? });
+                    let (rank, claim) = (cursor.u32()?, Claim::decode(&mut cursor)?);
+                    links.push(Link { rank, claim, num_calls: cursor.u64()? });
                 }
                 Self::Waiting(links)
             }
@@ -301,7 +306,7 @@ mod tests {
             }
         }
         let claim = Claim { collective: Collective::Send, op: None, other: Some(2) };
-        let waiting = Notice::Waiting(vec![Link { rank: 1, claim }; 3]);
+        let waiting = Notice::Waiting(vec![Link { rank: 1, claim, num_calls: 7 }; 3]);
         for notice in [waiting, Notice::Ended { num_calls: 3, panicked: false }] {
             assert_eq!(Notice::decode(&notice.encode()), Some(notice));
         }
@@ -329,7 +334,7 @@ mod tests {
             assert!(notice.encode().len() <= MAX_NOTICE_BYTES);
         }
         let claim = Claim { collective: Collective::Send, op: None, other: Some(2) };
-        assert!(Notice::Waiting(vec![Link { rank: 1, claim }; 5000]).encode().len() <= MAX_NOTICE_BYTES);
+        assert!(Notice::Waiting(vec![Link { rank: 1, claim, num_calls: 7 }; 5000]).encode().len() <= MAX_NOTICE_BYTES);
     }
 
     proptest! {

@@ -191,6 +191,7 @@ impl<'c, T: Transport> Round<'c, T> {
         Attention {
             communicator: self.communicator,
             call: self.call,
+            num_calls: progress.num_calls,
             stage,
             others: &mut progress.others,
             chains: &mut progress.chains,
