@@ -36,6 +36,8 @@ const SPIN: Duration = Duration::from_micros(50);
 const TICK: Duration = Duration::from_millis(5);
 /// How long the last notices may take when the transport is dropped, over all ranks.
 const CLOSING: Duration = Duration::from_secs(1);
+/// How long what is queued may take when messages were cut: a rank that still reads makes room sooner.
+const CUTTING: Duration = Duration::from_millis(250);
 
 /// One rank's connections to all others.
 ///
@@ -88,6 +90,27 @@ impl TcpTransport {
     fn others(&self) -> impl Iterator<Item = (usize, &Connection)> {
         self.connections.iter().enumerate().filter_map(|(rank, connection)| Some((rank, connection.as_ref()?)))
     }
+
+    /// Fills up messages that were cut, and sends what is queued to those who take it within `time`.
+    fn flush(&self, time: Duration) {
+        let deadline = Instant::now() + time;
+        loop {
+            let mut fds = Vec::new();
+            for (_, connection) in self.others() {
+                let mut writer = connection.writer();
+                writer.pad();
+                writer.flush(&connection.stream);
+                if writer.has_queue() && writer.is_open() {
+                    fds.push(PollFd::new(&connection.stream, PollFlags::OUT));
+                }
+            }
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if fds.is_empty() || remaining.is_zero() {
+                return;
+            }
+            wait(&mut fds, remaining);
+        }
+    }
 }
 
 impl Connection {
@@ -108,6 +131,7 @@ struct Exchange<'e, 'o, 'i> {
 impl Exchange<'_, '_, '_> {
     fn run(&mut self, deadline: Instant) -> Result<(), TransportError> {
         self.take_early()?;
+        let transport = self.transport;
         let mut idle_since = None;
         let mut last_tick = Instant::now();
         // The first look is at everybody: notices of those that nothing is expected from count too.
@@ -125,7 +149,7 @@ impl Exchange<'_, '_, '_> {
                 continue;
             }
             let now = Instant::now();
-            if now.duration_since(*idle_since.get_or_insert(now)) < self.transport.spin {
+            if now.duration_since(*idle_since.get_or_insert(now)) < transport.spin {
                 hint::spin_loop();
                 continue;
             }
@@ -139,6 +163,8 @@ impl Exchange<'_, '_, '_> {
                 return Err(TransportError::Late);
             }
             self.sleep(TICK.min(deadline.saturating_duration_since(now)));
+            // Notices that found a socket full, to ranks that no message goes to.
+            transport.others().for_each(|(_, connection)| connection.writer().flush(&connection.stream));
             looks_at_all = true;
         }
     }
@@ -243,7 +269,7 @@ impl Transport for TcpTransport {
         let result = Exchange { transport: self, readers: &mut readers, outgoing, incoming, watch }.run(deadline);
         if result.is_err() {
             // Notices must still get through, behind a message that was cut.
-            self.others().for_each(|(_, connection)| connection.writer().pad());
+            self.flush(CUTTING);
         }
         result
     }
@@ -257,18 +283,7 @@ impl Transport for TcpTransport {
 
 impl Drop for TcpTransport {
     fn drop(&mut self) {
-        let deadline = Instant::now() + CLOSING;
-        for (_, connection) in self.others() {
-            let mut writer = connection.writer();
-            loop {
-                writer.flush(&connection.stream);
-                let remaining = deadline.saturating_duration_since(Instant::now());
-                if !writer.has_queue() || !writer.is_open() || remaining.is_zero() {
-                    break;
-                }
-                wait(&mut [PollFd::new(&connection.stream, PollFlags::OUT)], remaining.min(TICK));
-            }
-        }
+        self.flush(CLOSING);
         for (rank, connection) in self.others() {
             // Closing a connection with unread bytes can lose what was sent last.
             let readers = self.readers.lock();

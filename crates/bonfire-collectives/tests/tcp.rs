@@ -4,13 +4,15 @@ use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     num::NonZeroUsize,
+    ops::ControlFlow,
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
 
 use bonfire_collectives::{
-    BufferMut, CollectiveError, Communicator, DType, Meeting, MemoryStore, ProcessGroupError, ReduceOp, Refusal, Store,
-    TcpCommunicator, TcpTransport, Token,
+    BufferMut, CollectiveError, Communicator, DType, Incoming, Meeting, MemoryStore, Outgoing, ProcessGroupError,
+    ReduceOp, Refusal, Store, TcpCommunicator, TcpTransport, Token, Transport, TransportError, Watch,
     conformance::{self, BREAKING, RESULTS},
 };
 use proptest::prelude::*;
@@ -195,6 +197,64 @@ fn an_abort_wakes_a_rank_in_the_middle_of_a_call() {
     });
     let error = results[0].as_ref().unwrap().to_string();
     assert!(error.contains("rank 1 of 2 aborted the group: out of memory"), "{error}");
+}
+
+/// Stops at the first notice, and at a time.
+struct Stop<'a> {
+    at: Instant,
+    before: &'a dyn Fn(),
+    notices: Vec<Vec<u8>>,
+}
+
+impl Watch for Stop<'_> {
+    fn notice(&mut self, _: usize, notice: &[u8]) -> ControlFlow<()> {
+        self.notices.push(notice.to_vec());
+        ControlFlow::Break(())
+    }
+
+    fn arrived(&mut self, _: usize, _: &[u8]) {}
+
+    fn tick(&mut self) -> ControlFlow<()> {
+        if Instant::now() < self.at {
+            return ControlFlow::Continue(());
+        }
+        (self.before)();
+        ControlFlow::Break(())
+    }
+}
+
+#[test]
+fn a_notice_behind_a_message_that_was_cut_comes_through() {
+    const NUM_BYTES: usize = 64 << 20;
+    let store = &MemoryStore::new();
+    let connect = |rank| TcpTransport::connect(store, &meeting(rank, 2, TIMEOUT), &token(), HOST).unwrap();
+    let (stopping, is_stopping) = mpsc::channel();
+    let (finishing, is_finishing) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let zero = connect(0);
+            // Nobody takes the message, and another thread aborts.
+            let before = || {
+                zero.notify(1, b"why");
+                stopping.send(()).unwrap();
+            };
+            let at = Instant::now() + Duration::from_millis(100);
+            let mut watch = Stop { at, before: &before, notices: Vec::new() };
+            let message = vec![1; NUM_BYTES];
+            let stopped = zero.exchange(&mut [Outgoing::new(1, &message)], &mut [], at + TIMEOUT, &mut watch);
+            assert_eq!(stopped, Err(TransportError::Stopped));
+            // It lives on, and makes no more calls.
+            is_finishing.recv().unwrap();
+        });
+        let one = connect(1);
+        is_stopping.recv().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let mut watch = Stop { at: deadline + TIMEOUT, before: &|| {}, notices: Vec::new() };
+        let mut room = vec![0; NUM_BYTES];
+        let result = one.exchange(&mut [], &mut [Incoming::new(0, &mut room)], deadline, &mut watch);
+        finishing.send(()).unwrap();
+        assert_eq!((result, watch.notices), (Err(TransportError::Stopped), vec![b"why".to_vec()]));
+    });
 }
 
 proptest! {

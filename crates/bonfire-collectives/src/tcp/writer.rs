@@ -82,9 +82,7 @@ impl Writer {
         let frame = Frame { kind: Kind::Notice, num_bytes: notice.len(), message_num_bytes: 0 };
         self.queue.extend(frame.encode());
         self.queue.extend(notice);
-        if self.piece.is_none() {
-            self.flush(stream);
-        }
+        self.flush(stream);
     }
 
     /// Fills up the piece that is on its way, since nobody will send the rest of its message.
@@ -97,17 +95,19 @@ impl Writer {
         }
     }
 
-    /// Sends of the queue what the socket takes.
+    /// Sends of the queue what the socket takes, if no piece is on its way.
     pub(super) fn flush(&mut self, stream: &TcpStream) {
-        while self.has_queue() {
+        while self.piece.is_none() && self.has_queue() {
             let queue = &self.queue[self.num_gone..];
             match attempt(&mut self.is_closed, || (&mut &*stream).write(queue)) {
                 Ok(num_taken) => self.num_gone += num_taken,
                 Err(Full) => return,
             }
         }
-        self.queue.clear();
-        self.num_gone = 0;
+        if !self.has_queue() {
+            self.queue.clear();
+            self.num_gone = 0;
+        }
     }
 }
 
