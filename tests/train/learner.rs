@@ -5,15 +5,16 @@ use std::{
     num::NonZeroUsize,
     path::Path,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use bonfire::{
     Replica, ReplicaDevice,
-    collectives::Communicator,
+    collectives::{Communicator, ProcessGroup, run_groups},
     placement::Shares,
     train::{
         DataParallel, DataParallelConfig, DataParallelTraining, DistributedDataLoader, DistributedDataLoaderBuilder,
-        RankBalance, Tail,
+        HookBackend, RankBalance, SyncBatchNorm, SyncGroup, Tail,
     },
 };
 use burn::{
@@ -24,7 +25,7 @@ use burn::{
     },
     lr_scheduler::LrScheduler,
     module::{Module, Param},
-    nn::{Linear, loss::CrossEntropyLossConfig},
+    nn::{BatchNormConfig, Linear, loss::CrossEntropyLossConfig},
     optim::SgdConfig,
     record::CompactRecorder,
     tensor::{
@@ -81,6 +82,7 @@ impl<B: Backend> Batcher<B, usize, Batch<B>> for Points {
 #[derive(Module, Debug)]
 struct Mlp<B: Backend> {
     hidden: Linear<B>,
+    norm: Option<SyncBatchNorm<B>>,
     output: Linear<B>,
 }
 
@@ -94,11 +96,13 @@ impl<B: Backend> Mlp<B> {
             weight: Param::from_tensor(tensor(inputs * outputs, start).reshape([inputs, outputs])),
             bias: Some(Param::from_tensor(tensor(outputs, start + 1.0))),
         };
-        Self { hidden: linear(4, 8, 0.0), output: linear(8, 2, 0.5) }
+        Self { hidden: linear(4, 8, 0.0), norm: None, output: linear(8, 2, 0.5) }
     }
 
     fn classify(&self, batch: Batch<B>) -> ClassificationOutput<B> {
-        let output = self.output.forward(tanh(self.hidden.forward(batch.points)));
+        let hidden = self.hidden.forward(batch.points);
+        let hidden = self.norm.iter().fold(hidden, |hidden, norm| norm.forward(hidden));
+        let output = self.output.forward(tanh(hidden));
         let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), batch.classes.clone());
         ClassificationOutput::new(loss, output, batch.classes)
     }
@@ -216,6 +220,8 @@ struct Case {
     plain: Option<usize>,
     /// The strategy does not know of the loaders.
     forgets_loaders: bool,
+    /// The model has a batch norm over the batches of all ranks.
+    normalises: bool,
 }
 
 impl Default for Case {
@@ -229,6 +235,7 @@ impl Default for Case {
             interrupted: None,
             plain: None,
             forgets_loaders: false,
+            normalises: false,
         }
     }
 }
@@ -270,12 +277,7 @@ fn distributed<B: Backend>(
 }
 
 /// One rank of a training, or the one device of Burn's own strategy.
-fn train<Bk: AutodiffBackend>(
-    case: &Case,
-    directory: &Path,
-    device: &Bk::Device,
-    rank: Option<DataParallel>,
-) -> Trained {
+fn train<Bk: HookBackend>(case: &Case, directory: &Path, device: &Bk::Device, rank: Option<DataParallel>) -> Trained {
     let trained = Trained::default();
     let place = rank.as_ref().map_or((0, 1), |rank| (rank.rank(), rank.world_size()));
     let train: Arc<dyn DataLoader<Bk, _>>;
@@ -308,7 +310,21 @@ fn train<Bk: AutodiffBackend>(
         .with_application_logger(None)
         .with_interrupter(interrupter)
         .num_epochs(NUM_EPOCHS);
-    let learner = Learner::new(Mlp::<Bk>::new(device), SgdConfig::new().init(), Falling(0));
+    let mut model = Mlp::<Bk>::new(device);
+    if case.normalises {
+        let alone;
+        let group = match rank.as_ref().and_then(DataParallel::process_group) {
+            Some(group) => group,
+            None => {
+                alone = Arc::new(ProcessGroup::single().unwrap());
+                &alone
+            }
+        };
+        let layers = SyncGroup::new::<Bk>(group.new_communicator("batch_norm").unwrap());
+        model.norm = Some(SyncBatchNorm::new(BatchNormConfig::new(8).init(device), &layers));
+        rank = rank.map(|rank| rank.with_sync_group(&layers));
+    }
+    let learner = Learner::new(model, SgdConfig::new().init(), Falling(0));
     let training = match rank {
         Some(rank) => training.data_parallel(rank),
         None => training,
@@ -319,8 +335,8 @@ fn train<Bk: AutodiffBackend>(
 
 fn on_ranks(case: &Case, world_size: usize) -> Vec<Trained> {
     let directory = tempfile::tempdir().unwrap();
-    each_rank(world_size, |communicator| {
-        let rank = DataParallel::new(communicator, case.config.clone());
+    run_groups(NonZeroUsize::new(world_size).unwrap(), Duration::from_secs(20), |group| {
+        let rank = DataParallel::with_group(Arc::new(group), case.config.clone());
         train::<B>(case, directory.path(), &Default::default(), Some(rank))
     })
 }
@@ -380,6 +396,18 @@ fn unequal_shares_and_loader_threads_change_nothing() {
     for shares in [Shares::Weighted(vec![1, 3, 2]), Shares::Weighted(vec![0, 1, 1]), Shares::First(1)] {
         let case = Case { shares, num_workers: 2, ..Case::default() };
         assert_same(&on_ranks(&case, 3), &one);
+    }
+}
+
+#[test]
+fn ranks_without_items_stand_in_for_synchronised_batch_norm() {
+    let one = on_one_device(&Case { normalises: true, ..Case::default() });
+    // The first rank never has items; the last one has none of the last 4.
+    for shares in [vec![0, 1, 1], vec![3, 1, 1, 1]] {
+        let (world_size, shares) = (shares.len(), Shares::Weighted(shares));
+        let case = Case { normalises: true, shares, ..Case::default() };
+        let ranks = on_ranks(&case, world_size);
+        assert_same(&ranks, &one);
     }
 }
 

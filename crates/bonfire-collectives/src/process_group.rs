@@ -168,13 +168,15 @@ impl ProcessGroup {
 
     /// This rank's end of a further group of all ranks, for collectives whose order is independent of others.
     ///
-    /// All ranks call it with the same name; each name can be used once.
+    /// All ranks call it with the same name; each name can be used once. They meet at the group's own communicator first,
+    /// which must not be in use: a rank that has ended by then is named at once.
     ///
     /// # Errors
     ///
-    /// [`ProcessGroupError::NameTaken`] if the name was used before, [`ProcessGroupError::Missing`] if ranks do not come in
+    /// [`ProcessGroupError::Collective`] if the ranks do not meet, [`ProcessGroupError::NameTaken`] if the name was used before, [`ProcessGroupError::Missing`] if ranks do not come in
     /// time, and what else keeps ranks from connecting.
     pub fn new_communicator(&self, name: &str) -> Result<Arc<dyn Communicator>, ProcessGroupError> {
+        self.communicator.barrier()?;
         self.maker.communicator(self.rank, &*self.store, &format!("user/{name}"))
     }
 

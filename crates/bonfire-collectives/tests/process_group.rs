@@ -114,6 +114,18 @@ fn a_group_that_is_dropped_is_missed_by_the_others() {
 }
 
 #[test]
+fn a_further_communicator_does_not_wait_for_a_rank_that_has_ended() {
+    let port = free_port();
+    let one = thread::spawn(move || drop(ProcessGroup::new(&options(1, 2, port)).unwrap()));
+    let group = ProcessGroup::new(&options(0, 2, port)).unwrap();
+    one.join().unwrap();
+    let started = Instant::now();
+    let error = group.new_communicator("norm").err().unwrap().to_string();
+    assert!(error.contains("rank 1 of 2 ended"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
 fn a_busy_port_is_an_error_that_shows_the_address() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

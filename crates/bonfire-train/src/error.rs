@@ -148,11 +148,7 @@ pub enum TrainError {
     ReducerThread(#[source] std::io::Error),
 
     /// Ranks did not come together in a synchronised batch norm.
-    #[error(
-        "SyncBatchNorm at {at}: {source}; all ranks must run the same layers forward and backward in the same order: \
-         one without items calls `stand_in`, and ranks that are threads call `align` after a backward pass that comes \
-         between the forward and the backward pass of such layers"
-    )]
+    #[error("SyncBatchNorm at {at}: {source}{}", advice_on_layers(source))]
     SyncBatchNorm {
         /// Which layer, and whether forward or backward.
         at: String,
@@ -246,4 +242,20 @@ pub enum TrainError {
         /// What happened.
         reason: String,
     },
+}
+
+/// Where it is not a lost rank that kept ranks from coming together in synchronised layers.
+fn advice_on_layers(source: &CollectiveError) -> &'static str {
+    let cause = match source {
+        CollectiveError::Broken { cause, .. } => cause,
+        other => other,
+    };
+    match cause {
+        CollectiveError::Timeout { .. } | CollectiveError::Mismatch { .. } => {
+            "; all ranks must run the same layers forward and backward in the same order: one without items calls \
+             `stand_in` (a DataParallel does with `with_sync_group`), and ranks that are threads call `align` after a \
+             backward pass that comes between the forward and the backward pass of such layers"
+        }
+        _ => "",
+    }
 }
