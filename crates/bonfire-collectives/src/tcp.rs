@@ -68,8 +68,8 @@ impl TcpTransport {
     /// # Errors
     ///
     /// [`ProcessGroupError::NameTaken`] if the name was used before, [`ProcessGroupError::Listen`] if no port can be opened,
-    /// [`ProcessGroupError::Missing`] if ranks do not come in time, [`ProcessGroupError::Connect`] if one cannot be reached,
-    /// [`ProcessGroupError::Refused`] if one does not let this rank in, and those of the store.
+    /// [`ProcessGroupError::Missing`] if ranks do not come in time or end first, [`ProcessGroupError::Connect`] if one
+    /// cannot be reached, [`ProcessGroupError::Refused`] if one does not let this rank in, and those of the store.
     pub fn connect(
         store: &dyn Store,
         meeting: &Meeting<'_>,

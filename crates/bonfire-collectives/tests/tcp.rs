@@ -136,6 +136,17 @@ fn something_else_behind_a_port_is_an_error_that_shows_the_address() {
 }
 
 #[test]
+fn a_rank_that_ends_before_it_lets_others_in_is_missing() {
+    let listener = TcpListener::bind((HOST, 0)).unwrap();
+    let store = MemoryStore::new();
+    store.set("mesh/test/address/0", listener.local_addr().unwrap().to_string().as_bytes()).unwrap();
+    let zero = thread::spawn(move || drop(listener.accept().unwrap()));
+    let error = TcpTransport::connect(&store, &meeting(1, 2, TIMEOUT), &token(), HOST).err().unwrap();
+    assert!(matches!(&error, ProcessGroupError::Missing { missing, .. } if *missing == [0]), "{error}");
+    zero.join().unwrap();
+}
+
+#[test]
 fn a_rank_that_does_not_come_is_named() {
     let store = MemoryStore::new();
     let timeout = Duration::from_millis(200);

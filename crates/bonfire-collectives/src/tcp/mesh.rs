@@ -29,7 +29,7 @@ const HELLO_BYTES: usize = MAGIC.len() + 2 + 4 + 4 + 8 + 2 + Token::MAX_BYTES;
 const WELCOME_BYTES: usize = MAGIC.len() + 2 + 1;
 /// How long a stranger has to say hello.
 const HANDSHAKE: Duration = Duration::from_secs(3);
-/// Connections that have not said hello yet; one more, and the oldest has to go.
+/// Connections that have not said hello yet; if more are silent, the oldest have to go.
 const MAX_STRANGERS: usize = 128;
 /// The longest that one try to connect takes.
 const ONE_TRY: Duration = Duration::from_secs(5);
@@ -155,18 +155,14 @@ impl Group<'_> {
         let rank = self.meeting.rank;
         let mut strangers: VecDeque<Stranger> = VecDeque::new();
         loop {
-            while let Ok((stream, _)) = listener.accept() {
-                if prepare(&stream).is_ok() {
-                    strangers.push_back(Stranger::new(stream));
-                }
-                if strangers.len() > MAX_STRANGERS {
-                    strangers.pop_front();
-                }
-            }
+            let newcomers = std::iter::from_fn(|| listener.accept().ok()).take(MAX_STRANGERS);
+            strangers.extend(newcomers.filter(|(stream, _)| prepare(stream).is_ok()).map(|(it, _)| Stranger::new(it)));
             for _ in 0..strangers.len() {
                 let Some(stranger) = strangers.pop_front() else { break };
                 self.meet(stranger, &mut strangers, streams);
             }
+            // Only now, since among many at once most may be ranks.
+            strangers.drain(..strangers.len().saturating_sub(MAX_STRANGERS));
             for mut host in std::mem::take(hosts) {
                 match self.is_welcome(&mut host)? {
                     true => streams[host.rank] = Some(host.stream),
@@ -244,6 +240,8 @@ impl Group<'_> {
         if host.welcome.len() < WELCOME_BYTES {
             return match is_open {
                 true => Ok(false),
+                // Whoever is no rank says something else; a rank says nothing only if it ends first.
+                false if host.welcome.is_empty() => Err(self.missing([host.rank].into_iter())),
                 false => Err(self.refused(host, Refusal::NotAStore)),
             };
         }
@@ -311,5 +309,37 @@ fn read_up_to(stream: &TcpStream, bytes: &mut Vec<u8>, num_bytes: usize) -> bool
         // All of it, or the end of the stream.
         Ok(num_read) => num_read == missing,
         Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn more_ranks_than_strangers_are_let_in_at_once() {
+        let world_size = NonZeroUsize::new(2 * MAX_STRANGERS).unwrap();
+        let token = Token::new("campfire").unwrap();
+        let meeting = |rank| Meeting { name: "test", rank, world_size, timeout: TIMEOUT };
+        let meetings: Vec<_> = (0..world_size.get()).map(meeting).collect();
+        let started = Instant::now();
+        let (meetings, token) = (&meetings, &token);
+        let of = move |rank: usize| Group { meeting: &meetings[rank], token, started, deadline: started + TIMEOUT };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            let call = move |rank| of(rank).try_address(&address).unwrap();
+            let calling = scope.spawn(move || (1..world_size.get()).map(call).collect::<Vec<_>>());
+            // As many as the system lets wait at the port.
+            thread::sleep(Duration::from_millis(100));
+            let mut streams: Vec<Option<TcpStream>> = (0..world_size.get()).map(|_| None).collect();
+            of(0).shake_hands(&listener, &mut Vec::new(), &mut streams).unwrap();
+            drop(calling.join().unwrap());
+        });
     }
 }
