@@ -27,6 +27,8 @@ pub type MpiCommunicator = ExchangeCommunicator<MpiTransport>;
 
 /// Messages of at most this many bytes are copied, so that they need nobody's buffer.
 const COPIED_BYTES: usize = 64 * 1024;
+/// MPI sums at most this much in one go: it counts elements in 32 bits, and its result goes to another buffer.
+const SUM_BYTES: usize = 1 << 30;
 /// How long a waiting rank keeps its core busy, then how long it lets others run, then how long it naps lightly.
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD: Duration = Duration::from_millis(1);
@@ -124,6 +126,44 @@ impl MpiTransport {
         if let Err(reason) = self.send_copy(self.notices, bytes, to) {
             tracing::warn!(to, reason, "a notice was not sent");
         }
+    }
+
+    /// Has MPI form the sums of all ranks' values.
+    fn sum(
+        &self,
+        values: &mut [u8],
+        dtype: DType,
+        deadline: Instant,
+        watch: &mut dyn Watch,
+    ) -> Result<(), TransportError> {
+        let failed = |reason| self.failed(self.rank(), reason);
+        let given = values.to_vec();
+        let mut flight = Flight { world: &self.world, sends: Vec::new(), receives: Vec::new() };
+        let request = {
+            let _lock = self.world.lock();
+            // SAFETY: both outlive the flight, which outlives its requests, and are not touched before; they have one
+            // length, that of whole elements.
+            unsafe { self.messages.sum(&raw const *given, &raw mut *values, dtype) }
+        };
+        flight.receives.push((0, request.map_err(failed)?));
+        let (started, mut last_tick) = (Instant::now(), Instant::now());
+        while !flight.is_empty() {
+            flight.land().map_err(failed)?;
+            let now = Instant::now();
+            if now.duration_since(last_tick) >= TICK {
+                last_tick = now;
+                self.take_notices(&mut self.ends(), watch)?;
+                if watch.tick().is_break() {
+                    return Err(TransportError::Stopped);
+                }
+            }
+            if now >= deadline {
+                return Err(TransportError::Late);
+            }
+            // MPI adds up in its own calls, so a longer nap would be time lost.
+            self.idle(now.duration_since(started).min(YIELD / 2));
+        }
+        Ok(())
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -406,36 +446,8 @@ impl Transport for MpiTransport {
         deadline: Instant,
         watch: &mut dyn Watch,
     ) -> Result<(), TransportError> {
-        let failed = |reason| self.failed(self.rank(), reason);
         let dtype = buffer.dtype();
-        let given = buffer.as_bytes().to_vec();
-        {
-            let mut flight = Flight { world: &self.world, sends: Vec::new(), receives: Vec::new() };
-            let request = {
-                let _lock = self.world.lock();
-                // SAFETY: both outlive the flight, which outlives its requests, and are not touched before; they have one
-                // length, that of whole elements.
-                unsafe { self.messages.sum(&raw const *given, &raw mut *buffer.as_bytes_mut(), dtype) }
-            };
-            flight.receives.push((0, request.map_err(failed)?));
-            let (started, mut last_tick) = (Instant::now(), Instant::now());
-            while !flight.is_empty() {
-                flight.land().map_err(failed)?;
-                let now = Instant::now();
-                if now.duration_since(last_tick) >= TICK {
-                    last_tick = now;
-                    self.take_notices(&mut self.ends(), watch)?;
-                    if watch.tick().is_break() {
-                        return Err(TransportError::Stopped);
-                    }
-                }
-                if now >= deadline {
-                    return Err(TransportError::Late);
-                }
-                // MPI adds up in its own calls, so a longer nap would be time lost.
-                self.idle(now.duration_since(started).min(YIELD / 2));
-            }
-        }
+        buffer.as_bytes_mut().chunks_mut(SUM_BYTES).try_for_each(|piece| self.sum(piece, dtype, deadline, watch))?;
         if op == ReduceOp::Mean {
             reduce::divide(dtype, buffer.as_bytes_mut(), self.world_size());
         }

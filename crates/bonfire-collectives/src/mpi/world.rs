@@ -12,8 +12,9 @@ use crate::ProcessGroupError;
 
 /// All processes that mpirun has started together. Clones share it; MPI ends with the last one, and cannot start again.
 ///
-/// It ends in `MPI_Finalize`, which waits for all other processes. A process that gives up must end with another status than
-/// 0 instead (`std::process::exit`): mpirun then ends the others.
+/// It ends in `MPI_Finalize`, which waits for all other processes and which MPI wants on the thread that started it: keep
+/// a clone there until all others are gone. A process that gives up must end with another status than 0 instead
+/// (`std::process::exit`): mpirun then ends the others.
 #[derive(Clone)]
 pub struct MpiWorld {
     shared: Arc<Shared>,
