@@ -4,7 +4,7 @@ use std::{
     hint::black_box,
     num::NonZeroUsize,
     sync::{
-        Arc, Mutex,
+        Arc,
         mpsc::{Receiver, Sender, channel},
     },
     thread,
@@ -44,19 +44,23 @@ pub fn free<S: Subject>(num_threads: usize, batch_size: usize, num_steps: usize)
     })
 }
 
-/// The same steps as ranks of one group.
+/// The same steps as ranks of one group, threads of this process.
 pub fn ranks<S: Subject>(num_ranks: usize, batch_size: usize, num_steps: usize) -> Contender {
     let world_size = NonZeroUsize::new(num_ranks).expect("a rank");
     let group = ThreadCommunicator::group(world_size, Duration::from_secs(10));
-    let group: Vec<_> = group.into_iter().map(|communicator| Mutex::new(Some(communicator))).collect();
-    let group = Arc::new(group);
-    on_threads(num_ranks, num_steps, move |rank| {
-        let communicator = group[rank].lock().expect("no panic").take().expect("one thread a rank");
+    let group = group.into_iter().map(|communicator| Arc::new(communicator) as _).collect();
+    ranks_of::<S>(group, batch_size, num_steps)
+}
+
+/// The same steps as those ranks of a group that are of this process.
+pub fn ranks_of<S: Subject>(own_ranks: Vec<Arc<dyn Communicator>>, batch_size: usize, num_steps: usize) -> Contender {
+    on_threads(own_ranks.len(), num_steps, move |index| {
+        let communicator = own_ranks[index].clone();
         let batch_size = batch_size / communicator.world_size();
         let (batch, mut optimizer) = (S::batch(batch_size), AdamConfig::new().init::<B, S::Model<B>>());
         let model = S::init::<B>(&FlexDevice);
         let options = SyncOptions::default();
-        let mut step = TrainingStep::<B>::new(Arc::new(communicator), &model, options).expect("ranks");
+        let mut step = TrainingStep::<B>::new(communicator, &model, options).expect("ranks");
         let mut model = Some(step.synchronise(model).expect("ranks"));
         move || {
             let current = model.take().expect("put back after each step");
@@ -69,6 +73,11 @@ pub fn ranks<S: Subject>(num_ranks: usize, batch_size: usize, num_steps: usize) 
             black_box(loss.into_data());
         }
     })
+}
+
+/// One thread that runs all of `run` as one step.
+pub fn once(run: impl FnMut() + Clone + Send + 'static) -> Contender {
+    on_threads(1, 1, move |_| run.clone())
 }
 
 /// Threads that each start with a rayon pool of themselves alone, make what they run, and run it at once.

@@ -1,10 +1,12 @@
-//! Training steps of ranks that are threads against the same steps without ranks, interleaved in one run.
+//! Training steps of ranks, threads or processes, against the same steps without ranks, interleaved in one run.
 //!
 //! `cargo bench --bench train` prints a JSON line per figure, see `benches/steps/main.rs`.
 
 #![allow(unreachable_pub)]
 
 mod contenders;
+mod learner;
+mod processes;
 #[path = "../steps/rounds.rs"]
 #[allow(dead_code)]
 mod rounds;
@@ -14,11 +16,22 @@ mod subjects;
 
 use contenders::{Contender, free, ranks};
 use rounds::{Goal, Rounds};
-use subjects::{Cnn, Mlp, Subject};
+use subjects::{Cnn, CnnModel, Mlp, MlpModel, Subject};
 
 fn main() {
+    if processes::is_rank() {
+        return processes::run_rank();
+    }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |group: &str| wanted.is_empty() || wanted.iter().any(|word| group.contains(word.as_str()));
+    if is_wanted("learner") {
+        learner::one_rank::<CnnModel<_>>("CNN, batch 64", 64, 10, Goal::AtMost(1.02));
+        learner::one_rank::<MlpModel<_>>("MLP, batch 64", 64, 100, Goal::AtMost(1.1));
+        learner::one_rank::<MlpModel<_>>("MLP, batch 256", 256, 60, Goal::AtMost(1.1));
+    }
+    if is_wanted("processes") {
+        processes::start();
+    }
     if is_wanted("cnn") {
         overhead::<Cnn>("CNN, batch 64", 64, 5, Goal::AtMost(1.02));
         scaling::<Cnn>("CNN, batch 64", 64, 5, Goal::AtLeast(0.85));

@@ -81,7 +81,8 @@ macro_rules! subject {
     };
 }
 
-use small::{Cnn as CnnModel, Mlp as MlpModel, Tiny as TinyModel};
+use small::Tiny as TinyModel;
+pub use small::{Cnn as CnnModel, Mlp as MlpModel};
 
 subject!(
     /// 784-512-10.
