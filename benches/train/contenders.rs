@@ -7,7 +7,7 @@ use std::{
         Arc,
         mpsc::{Receiver, Sender, channel},
     },
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -86,12 +86,12 @@ fn on_threads<F: FnMut() + 'static>(
     num_steps: usize,
     make: impl Fn(usize) -> F + Clone + Send + 'static,
 ) -> Contender {
-    let workers: Vec<(Sender<()>, Receiver<()>)> = (0..num_threads)
+    let workers: Vec<Worker> = (0..num_threads)
         .map(|index| {
             let (start, started) = channel();
             let (finish, finished) = channel();
             let make = make.clone();
-            thread::spawn(move || {
+            let thread = thread::spawn(move || {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build();
                 let _pool = pool.expect("a pool");
                 let mut step = make(index);
@@ -100,13 +100,30 @@ fn on_threads<F: FnMut() + 'static>(
                     finish.send(()).expect("somebody waits");
                 }
             });
-            (start, finished)
+            Worker { start: Some(start), finished, thread: Some(thread) }
         })
         .collect();
     Box::new(move || {
         let begin = Instant::now();
-        workers.iter().for_each(|(start, _)| start.send(()).expect("a worker"));
-        workers.iter().for_each(|(_, finished)| finished.recv().expect("a worker"));
+        workers.iter().for_each(|worker| worker.start.as_ref().expect("a worker").send(()).expect("a worker"));
+        workers.iter().for_each(|worker| worker.finished.recv().expect("a worker"));
         begin.elapsed().as_secs_f64() / num_steps as f64
     })
+}
+
+/// A thread that is gone, with its communicator, when the contender is: MPI ends only then.
+struct Worker {
+    start: Option<Sender<()>>,
+    finished: Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        drop(self.start.take());
+        if let Some(thread) = self.thread.take() {
+            // It has said why, if it panicked.
+            let _ = thread.join();
+        }
+    }
 }

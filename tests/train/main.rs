@@ -9,6 +9,7 @@ mod learner;
 mod models;
 mod overlap;
 mod parameters;
+mod random;
 mod statistics;
 mod statistics_replica;
 mod step;

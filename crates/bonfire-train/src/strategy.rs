@@ -24,7 +24,7 @@ use burn::{
 use self::{batches::Loader, epoch::Epoch, quiet::Quiet};
 use crate::{
     AnyHooks, BufferSync, DataParallelConfig, DistributedDataLoader, GatherOutput, HookBackend, LoaderHandle, Overlap,
-    PlainShare, RankBalance, SamplerState, SyncGroup, TrainError, TrainingStep, batch_aligned_slice,
+    PlainShare, RankBalance, RankSeed, SamplerState, SyncGroup, TrainError, TrainingStep, batch_aligned_slice,
     synchronise_buffers,
 };
 
@@ -57,6 +57,8 @@ use crate::{
 /// The learning rate's scheduler makes one step for each optimizer step. Where running statistics differ between ranks,
 /// they are made equal at the end of each epoch, before validation. `grads_accumulation` of `burn-train` is taken as
 /// [`accumulation_steps`](DataParallelConfig::accumulation_steps), of which the gradient is the mean, not the sum.
+///
+/// Several ranks draw different random numbers, for dropout say, by [`RankSeed`].
 ///
 /// To go on from a checkpoint, every rank reads the files of the same epoch, so all must see the directory.
 ///
@@ -249,7 +251,13 @@ impl DataParallel {
         learner.load_model(model.into_record());
         let mut overlap = self.hooks.as_ref().map_or_else(Overlap::off, Overlap::with);
 
+        // A single rank draws what it would without ranks.
+        let is_alone = self.world_size() == 1;
+        let seed = (!is_alone).then(|| RankSeed::agree::<LC::Backend>(communicator, &device)).transpose()?;
         for number in starting_epoch..=components.num_epochs {
+            if let Some(seed) = &seed {
+                seed.apply::<LC::Backend>(&device, number);
+            }
             let mut epoch = Epoch {
                 communicator,
                 device: &device,
