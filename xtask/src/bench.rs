@@ -90,8 +90,9 @@ fn commands(name: Option<&str>) -> Vec<Vec<&str>> {
         None => vec![collectives, train, steps],
         Some("collectives") => vec![collectives],
         Some("processes") => {
-            let feature = ["--features", "mpi", "--bench", "processes"];
-            vec![[&["bench", "-q", "-p", "bonfire-collectives"][..], &feature].concat()]
+            let package = |name, bench| vec!["bench", "-q", "-p", name, "--features", "mpi", "--bench", bench];
+            let ranks = [package("bonfire", "train"), vec!["--", "processes"]].concat();
+            vec![package("bonfire-collectives", "processes"), ranks]
         }
         Some("train") => vec![train],
         Some("steps") => vec![steps],

@@ -159,6 +159,17 @@ fn processes_with_the_variables_of_open_mpi_are_a_group() {
     all_are_done((0..2).map(|rank| Rank::start("sum", &open_mpi(rank, 2, &job))).collect());
 }
 
+/// CASES 38
+#[test]
+fn two_jobs_on_one_machine_do_not_meet_at_one_port() {
+    let job = |name: &str| format!("test-{}-{name}", std::process::id());
+    let jobs = ["one", "other"].map(|name| {
+        let job = job(name);
+        (0..2).map(|rank| Rank::start("sum", &open_mpi(rank, 2, &job))).collect::<Vec<_>>()
+    });
+    jobs.into_iter().for_each(all_are_done);
+}
+
 #[test]
 fn a_killed_process_is_named_by_all_others_at_once() {
     let port = free_port();
