@@ -142,6 +142,8 @@ fn examples() -> Result<()> {
     const MAX_LOSS_GAP: f64 = 1e-2;
     const MAX_ACCURACY_GAP: f64 = 0.01;
     const PROMISED_ACCURACY: f64 = 0.96;
+    /// Of the losses of 20 steps.
+    const MAX_STEP_LOSS_GAP: f64 = 1e-4;
 
     let plain = mnist(&["--plain", "--epochs", "1"])?;
     plain.check(1, 1)?;
@@ -156,9 +158,15 @@ fn examples() -> Result<()> {
     };
     let one = on_ranks(&["--ranks", "1"], 1)?;
     one.check(1, 1)?;
-    // Batch norm sees each rank's share.
     on_ranks(&["--ranks", "3", "--shares", "1,3,2"], 3)?.check_agrees(&one, MAX_LOSS_GAP, MAX_ACCURACY_GAP)?;
     on_ranks(&["--ranks", "2", "--members", "2"], 2)?.check_agrees(&one, MAX_LOSS_GAP, MAX_ACCURACY_GAP)?;
+
+    let steps = |flags: &[&str], world_size| on_ranks(&[&["--train-images", "1280"], flags].concat(), world_size);
+    let one = steps(&["--ranks", "1"], 1)?;
+    for (ranks, shares) in [("2", "1,1"), ("3", "0,3,1"), ("4", "4,3,2,1")] {
+        let report = steps(&["--ranks", ranks, "--shares", shares], ranks.parse()?)?;
+        report.check_agrees(&one, MAX_STEP_LOSS_GAP, MAX_ACCURACY_GAP)?;
+    }
 
     let promised = mnist(&["--members", "2", "--epochs", "3"])?;
     promised.check(2, 3)?;
