@@ -1,16 +1,16 @@
 //! A training loop of one's own on ranks, without `burn-train`: for reinforcement learning, several optimizers, and
 //! whatever else a learner does not fit.
 //!
+//! `mpirun -n 2 target/release/examples/own_loop`, or any other launcher, or none.
+//!
 //! ```text
 //! loader -> micro steps -> finish (mean over ranks) -> clip -> optimizer -> settle
 //! ```
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bonfire::collectives::{Communicator, run_ranks};
+use bonfire::collectives::{Communicator, ProcessGroup};
 use bonfire::train::{DistributedDataLoaderBuilder, SyncOptions, TrainingStep, clip_by_global_norm};
 use burn::backend::Autodiff;
 use burn::data::dataloader::{DataLoader, batcher::Batcher};
@@ -26,8 +26,6 @@ type MyBackend = Autodiff<Flex>;
 
 const NUM_EPOCHS: usize = 30;
 const LEARNING_RATE: f64 = 0.1;
-/// How long a rank waits for others before all end with an error that names those that did not come.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// `[batch, 1]` -> `[batch, 1]`.
 #[derive(Module, Debug)]
@@ -59,14 +57,11 @@ impl<B: Backend> Batcher<B, f32, Tensor<B, 2>> for Numbers {
 }
 
 fn main() -> Result<()> {
-    // One model, of which each rank trains a copy: threads that draw at once would each get what the others leave.
+    // Launched alone, a group of one rank; `run_groups` has the same for ranks that are threads.
+    let group = ProcessGroup::from_env()?;
     MyBackend::seed(&FlexDevice, 1);
-    let model = Curve::<MyBackend>::new(&FlexDevice).fork(&FlexDevice);
-    let num_ranks = NonZeroUsize::new(2).context("a rank is needed")?;
-    let losses = run_ranks(num_ranks, TIMEOUT, |communicator| train(model.clone(), Arc::new(communicator)));
-    for (rank, loss) in losses.into_iter().enumerate() {
-        println!("rank {rank}: {:.5}", loss?);
-    }
+    let loss = train(Curve::<MyBackend>::new(&FlexDevice), group.communicator())?;
+    println!("rank {} of {}: {loss:.5}", group.rank(), group.world_size());
     Ok(())
 }
 

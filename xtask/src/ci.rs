@@ -168,6 +168,8 @@ fn examples() -> Result<()> {
         report.check_agrees(&one, MAX_STEP_LOSS_GAP, MAX_ACCURACY_GAP)?;
     }
 
+    shell::run(&mut shell::command("cargo", &["run", "--release", "--example", "own_loop"]))?;
+
     let promised = mnist(&["--members", "2", "--epochs", "3"])?;
     promised.check(2, 3)?;
     ensure!(
