@@ -187,23 +187,30 @@ impl MetricsRenderer for Progresses {
 }
 
 /// A learning rate that tells how often it was asked for.
-#[derive(Clone)]
-struct Falling(usize);
+#[derive(Clone, Default)]
+struct Falling {
+    num_steps: usize,
+    /// Stops the training at that step.
+    stops: Option<(usize, Interrupter)>,
+}
 
 impl LrScheduler for Falling {
     type Record<B: Backend> = usize;
 
     fn step(&mut self) -> f64 {
-        self.0 += 1;
-        0.1 / self.0 as f64
+        self.num_steps += 1;
+        if let Some((_, interrupter)) = self.stops.as_ref().filter(|(step, _)| *step == self.num_steps) {
+            interrupter.stop(Some("as the test wants"));
+        }
+        0.1 / self.num_steps as f64
     }
 
     fn to_record<B: Backend>(&self) -> usize {
-        self.0
+        self.num_steps
     }
 
-    fn load_record<B: Backend>(self, record: usize) -> Self {
-        Self(record)
+    fn load_record<B: Backend>(self, num_steps: usize) -> Self {
+        Self { num_steps, ..self }
     }
 }
 
@@ -216,6 +223,8 @@ struct Case {
     num_workers: usize,
     accumulation_steps: usize,
     interrupted: Option<usize>,
+    /// The rank that is interrupted in the midst of its optimizer step of this number.
+    interrupted_at: Option<(usize, usize)>,
     /// Of Burn's own loaders, with batches of this size.
     plain: Option<usize>,
     /// The strategy does not know of the loaders.
@@ -233,6 +242,7 @@ impl Default for Case {
             num_workers: 0,
             accumulation_steps: 1,
             interrupted: None,
+            interrupted_at: None,
             plain: None,
             forgets_loaders: false,
             normalises: false,
@@ -308,7 +318,7 @@ fn train<Bk: HookBackend>(case: &Case, directory: &Path, device: &Bk::Device, ra
         .with_metric_logger(trained.recorder.clone())
         .renderer(trained.progresses.clone())
         .with_application_logger(None)
-        .with_interrupter(interrupter)
+        .with_interrupter(interrupter.clone())
         .num_epochs(NUM_EPOCHS);
     let mut model = Mlp::<Bk>::new(device);
     if case.normalises {
@@ -324,7 +334,8 @@ fn train<Bk: HookBackend>(case: &Case, directory: &Path, device: &Bk::Device, ra
         model.norm = Some(SyncBatchNorm::new(BatchNormConfig::new(8).init(device), &layers));
         rank = rank.map(|rank| rank.with_sync_group(&layers));
     }
-    let learner = Learner::new(model, SgdConfig::new().init(), Falling(0));
+    let stops = case.interrupted_at.filter(|(rank, _)| *rank == place.0).map(|(_, step)| (step, interrupter));
+    let learner = Learner::new(model, SgdConfig::new().init(), Falling { num_steps: 0, stops });
     let training = match rank {
         Some(rank) => training.data_parallel(rank),
         None => training,
@@ -484,6 +495,17 @@ fn one_interrupted_rank_stops_all_after_the_same_step() {
 }
 
 #[test]
+fn a_rank_interrupted_after_the_last_window_of_an_epoch_does_not_stop_alone() {
+    // An epoch has 4 windows. By the last one's optimizer step the ranks have agreed to go on with the validation.
+    for interrupted in 0..3 {
+        let ranks = on_ranks(&Case { interrupted_at: Some((interrupted, 4)), ..Case::default() }, 3);
+        assert_eq!(ranks[0].recorder.of("train", "Loss").len(), 4);
+        assert_eq!(ranks[0].recorder.of("valid", "Loss").len(), 1);
+        assert!(ranks.iter().all(|rank| rank.parameters == ranks[0].parameters));
+    }
+}
+
+#[test]
 fn a_run_goes_on_from_the_checkpoint_that_rank_0_wrote() {
     let one = on_one_device(&Case::default());
     let directory = tempfile::tempdir().unwrap();
@@ -496,7 +518,7 @@ fn a_run_goes_on_from_the_checkpoint_that_rank_0_wrote() {
             let rank = DataParallel::new(communicator, DataParallelConfig::default())
                 .with_train_loader(&train)
                 .with_valid_loader(&valid);
-            let learner = Learner::new(Mlp::<B>::new(&Default::default()), SgdConfig::new().init(), Falling(0));
+            let learner = Learner::new(Mlp::<B>::new(&Default::default()), SgdConfig::new().init(), Falling::default());
             let mut training = SupervisedTraining::new(directory.path(), Arc::new(train), Arc::new(valid))
                 .metric_valid_numeric(LossMetric::<Flex>::new())
                 .with_file_checkpointer(burn::record::DefaultRecorder::new())

@@ -21,7 +21,11 @@ use burn::{
     },
 };
 
-use self::{batches::Loader, epoch::Epoch, quiet::Quiet};
+use self::{
+    batches::Loader,
+    epoch::{Epoch, Trained},
+    quiet::Quiet,
+};
 use crate::{
     AnyHooks, BufferSync, DataParallelConfig, DistributedDataLoader, GatherOutput, HookBackend, LoaderHandle, Overlap,
     PlainShare, RankBalance, RankSeed, SamplerState, SyncGroup, TrainError, TrainingStep, batch_aligned_slice,
@@ -267,16 +271,15 @@ impl DataParallel {
                 balance: self.config.balance,
                 sync_group: self.sync_group.as_ref(),
             };
-            let weight = epoch.train(learner, &mut step, &mut overlap, &train)?;
-            if components.interrupter.should_stop() {
+            let Trained { weight, is_interrupted } = epoch.train(learner, &mut step, &mut overlap, &train)?;
+            if is_interrupted {
                 break;
             }
             if self.config.buffers != BufferSync::Off {
                 let model = synchronise_buffers(learner.model(), communicator, self.config.buffers, weight)?;
                 learner.load_model(model.into_record());
             }
-            epoch.validate(learner, &valid)?;
-            if components.interrupter.should_stop() {
+            if epoch.validate(learner, &valid)? {
                 break;
             }
             if let Some(handle) = &self.train_handle
@@ -299,6 +302,7 @@ impl DataParallel {
                 if let Some(early_stopping) = &mut components.early_stopping {
                     stops = [u8::from(early_stopping.should_stop(number, &components.event_store))];
                 }
+                stops[0] |= u8::from(components.interrupter.should_stop());
             }
             communicator.broadcast(BufferMut::from_slice(&mut stops), 0)?;
             if stops == [1] {

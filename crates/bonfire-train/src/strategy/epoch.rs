@@ -41,17 +41,17 @@ where
     <LC::TrainingModel as TrainStep>::Output: GatherOutput<LC::Backend>,
     <LC::InferenceModel as InferenceStep>::Output: GatherOutput<Inner<LC>>,
 {
-    /// Trains through an epoch; gives the sum of this rank's weights.
+    /// Trains through an epoch.
     pub(super) fn train(
         &mut self,
         learner: &mut Learner<LC>,
         step: &mut TrainingStep<LC::Backend>,
         overlap: &mut Overlap<LC::Backend>,
         loader: &Loader<LC::Backend, <LC::TrainingModel as TrainStep>::Input>,
-    ) -> Result<f64, TrainError> {
+    ) -> Result<Trained, TrainError> {
         let mut batches = loader.start_epoch();
         let mut shown = Shown::default();
-        let mut total_weight = 0.0;
+        let mut trained = Trained { weight: 0.0, is_interrupted: false };
         while batches.open_window() {
             let mut outputs = Outputs(Vec::new());
             while let Some(micro_batch) = batches.next_micro_step()? {
@@ -61,7 +61,7 @@ where
                     outputs.0.push(None);
                     continue;
                 };
-                total_weight += weight;
+                trained.weight += weight;
                 let model = learner.model();
                 let started = Instant::now();
                 let item = if is_last {
@@ -104,25 +104,27 @@ where
                 let item = TrainingItem::new(item, progress, self.global_progress.clone(), Some(iteration), lr);
                 self.processor.process_train(LearnerEvent::ProcessedItem(item));
             }
-            if self.is_over(&agreed) {
+            trained.is_interrupted = self.is_interrupted(&agreed);
+            if trained.is_interrupted || agreed.is_last {
                 break;
             }
         }
         if self.communicator.rank() == 0 {
             self.processor.process_train(LearnerEvent::EndEpoch(self.global_progress.items_processed));
         }
-        Ok(total_weight)
+        Ok(trained)
     }
 
-    /// Runs this rank's part of the validation.
+    /// Runs this rank's part of the validation; gives whether the ranks agreed to stop in it.
     pub(super) fn validate(
         &mut self,
         learner: &Learner<LC>,
         loader: &Loader<Inner<LC>, <LC::InferenceModel as InferenceStep>::Input>,
-    ) -> Result<(), TrainError> {
+    ) -> Result<bool, TrainError> {
         let model = learner.model().valid();
         let mut batches = loader.start_epoch();
         let mut shown = Shown::default();
+        let mut is_interrupted = false;
         while batches.open_window() {
             let mut outputs = Outputs(Vec::new());
             while let Some(micro_batch) = batches.next_micro_step()? {
@@ -147,14 +149,15 @@ where
                 let item = TrainingItem::new(item, progress, self.global_progress.clone(), Some(iteration), None);
                 self.processor.process_valid(LearnerEvent::ProcessedItem(item));
             }
-            if self.is_over(&agreed) {
+            is_interrupted = self.is_interrupted(&agreed);
+            if is_interrupted || agreed.is_last {
                 break;
             }
         }
         if self.communicator.rank() == 0 {
             self.processor.process_valid(LearnerEvent::EndEpoch(self.global_progress.items_processed));
         }
-        Ok(())
+        Ok(is_interrupted)
     }
 
     /// Tells the loader how long this rank worked on a micro step, where shares go by it.
@@ -193,13 +196,24 @@ where
         agree(self.communicator, report, message)
     }
 
-    /// Whether the epoch ends with this window, on all ranks.
-    fn is_over(&self, agreed: &Agreed) -> bool {
+    /// Whether all ranks stop after this window, since one of them was asked to before it was agreed on.
+    ///
+    /// The interrupter alone says nothing about other ranks: whoever was asked to since then tells them of it with the
+    /// next window.
+    fn is_interrupted(&self, agreed: &Agreed) -> bool {
         if !agreed.stopping.is_empty() && !self.interrupter.should_stop() {
             self.interrupter.stop(Some(&format!("ranks {:?} were interrupted", agreed.stopping)));
         }
-        agreed.is_last || !agreed.stopping.is_empty()
+        !agreed.stopping.is_empty()
     }
+}
+
+/// An epoch of training, on one rank.
+pub(super) struct Trained {
+    /// The sum of this rank's weights.
+    pub(super) weight: f64,
+    /// The ranks agreed to stop.
+    pub(super) is_interrupted: bool,
 }
 
 /// What rank 0 has shown of an epoch.
