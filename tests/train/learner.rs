@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     num::NonZeroUsize,
+    panic::AssertUnwindSafe,
     path::Path,
     sync::{Arc, Mutex},
     time::Duration,
@@ -13,8 +14,8 @@ use bonfire::{
     collectives::{Communicator, ProcessGroup, run_groups},
     placement::Shares,
     train::{
-        DataParallel, DataParallelConfig, DataParallelTraining, DistributedDataLoader, DistributedDataLoaderBuilder,
-        HookBackend, RankBalance, SyncBatchNorm, SyncGroup, Tail,
+        BufferSync, DataParallel, DataParallelConfig, DataParallelTraining, DistributedDataLoader,
+        DistributedDataLoaderBuilder, HookBackend, RankBalance, SyncBatchNorm, SyncGroup, Tail,
     },
 };
 use burn::{
@@ -229,6 +230,10 @@ struct Case {
     plain: Option<usize>,
     /// The strategy does not know of the loaders.
     forgets_loaders: bool,
+    /// The strategy knows another training loader than the training has.
+    confuses_loaders: bool,
+    /// Loaders are made without a word of ranks.
+    forgets_ranks: bool,
     /// The model has a batch norm over the batches of all ranks.
     normalises: bool,
 }
@@ -245,6 +250,8 @@ impl Default for Case {
             interrupted_at: None,
             plain: None,
             forgets_loaders: false,
+            confuses_loaders: false,
+            forgets_ranks: false,
             normalises: false,
         }
     }
@@ -290,17 +297,20 @@ fn distributed<B: Backend>(
 fn train<Bk: HookBackend>(case: &Case, directory: &Path, device: &Bk::Device, rank: Option<DataParallel>) -> Trained {
     let trained = Trained::default();
     let place = rank.as_ref().map_or((0, 1), |rank| (rank.rank(), rank.world_size()));
+    let loader_place = if case.forgets_ranks { (0, 1) } else { place };
     let train: Arc<dyn DataLoader<Bk, _>>;
     let valid: Arc<dyn DataLoader<Bk::InnerBackend, _>>;
     let mut rank = rank;
     match case.plain {
         Some(batch_size) => (train, valid) = (plain(NUM_TRAIN, batch_size), plain(NUM_VALID, BATCH_SIZE)),
         None => {
-            let train_loader = distributed(case, NUM_TRAIN, place);
-            let valid_loader = distributed(&Case { accumulation_steps: 1, ..case.clone() }, NUM_VALID, place);
+            let train_loader = distributed(case, NUM_TRAIN, loader_place);
+            let valid_loader = distributed(&Case { accumulation_steps: 1, ..case.clone() }, NUM_VALID, loader_place);
             if !case.forgets_loaders {
                 rank = rank.map(|rank| rank.with_train_loader(&train_loader).with_valid_loader(&valid_loader));
             }
+            let train_loader =
+                if case.confuses_loaders { distributed(case, NUM_TRAIN, loader_place) } else { train_loader };
             (train, valid) = (Arc::new(train_loader), Arc::new(valid_loader));
         }
     }
@@ -553,6 +563,39 @@ fn settings_that_cannot_go_together_name_what_to_do() {
     let auto = DataParallelConfig::default().with_balance(RankBalance::Auto);
     let message = message_of(Case { config: auto, plain: Some(3), ..Case::default() });
     assert!(message.contains("DistributedDataLoader"), "{message}");
+    let auto = DataParallelConfig::default().with_balance(RankBalance::Auto);
+    let message = message_of(Case { config: auto, normalises: true, ..Case::default() });
+    assert!(message.contains("with_sync_group"), "{message}");
+    let message = message_of(Case { confuses_loaders: true, ..Case::default() });
+    assert!(message.contains("another loader"), "{message}");
+}
+
+#[test]
+fn a_loader_made_without_ranks_does_not_give_every_rank_all_items() {
+    let case = Case { forgets_ranks: true, ..Case::default() };
+    let panic = std::panic::catch_unwind(|| on_ranks(&case, 2)).err().expect("the loader is for one rank");
+    let message = panic.downcast_ref::<String>().expect("a text");
+    assert!(message.contains("rank is 0 of 1") && message.contains("`.rank("), "{message}");
+}
+
+#[test]
+fn settings_that_differ_between_ranks_are_an_error_on_every_rank_that_names_the_setting() {
+    let directory = tempfile::tempdir().unwrap();
+    let own = [Case::default(), Case { accumulation_steps: 2, ..Case::default() }];
+    let buffers = DataParallelConfig::default().with_buffers(BufferSync::Off);
+    let other = Case { config: buffers, ..Case::default() };
+    for (cases, named) in [(&own, "training loader"), (&[Case::default(), other], "buffers")] {
+        let messages = run_groups(NonZeroUsize::new(2).unwrap(), Duration::from_secs(20), |group| {
+            let case = &cases[group.rank()];
+            let rank = DataParallel::with_group(Arc::new(group), case.config.clone());
+            let train = || train::<B>(case, directory.path(), &Default::default(), Some(rank));
+            let panic = std::panic::catch_unwind(AssertUnwindSafe(train)).err().expect("the settings differ");
+            panic.downcast_ref::<String>().expect("a text").clone()
+        });
+        for message in messages {
+            assert!(message.contains(&format!("{named} of rank 1 is")), "{message}");
+        }
+    }
 }
 
 #[test]

@@ -87,10 +87,24 @@ pub fn compare_parameters(
     parameters: &[Parameter],
     setting: &str,
 ) -> Result<(), TrainError> {
+    let lines: Vec<String> =
+        core::iter::once(setting.to_owned()).chain(parameters.iter().map(Parameter::to_string)).collect();
+    let name = |line: usize| line.checked_sub(1).map_or_else(|| "setting".into(), |index| format!("parameter {index}"));
+    compare_lines(communicator, &lines, name)
+}
+
+/// Makes sure that all ranks have the same lines, which `name` names by their index.
+///
+/// # Errors
+///
+/// [`TrainError::RanksDiffer`] on every rank, [`TrainError::Collective`] if the ranks do not come together.
+pub(crate) fn compare_lines(
+    communicator: &dyn Communicator,
+    lines: &[String],
+    name: impl Fn(usize) -> String,
+) -> Result<(), TrainError> {
     let (rank, world_size) = (communicator.rank(), communicator.world_size());
-    let mut lines = vec![setting.replace('\n', " ")];
-    lines.extend(parameters.iter().map(|parameter| parameter.to_string().replace('\n', " ")));
-    let text = lines.join("\n");
+    let text = lines.iter().map(|line| line.replace('\n', " ")).collect::<Vec<_>>().join("\n");
     let own = [text.len() as u64, fingerprint(text.as_bytes())];
     let mut all = vec![0; 2 * world_size];
     communicator.all_gather(Buffer::from_slice(&own), &vec![2; world_size], BufferMut::from_slice(&mut all))?;
@@ -112,7 +126,10 @@ pub fn compare_parameters(
         .collect();
     Err(first_difference(&lists).map_or_else(
         || TrainError::Internal { reason: "ranks with equal parameters have unequal fingerprints".into() },
-        |difference| difference.into_error(rank, world_size),
+        |Difference { differing, line, given, expected }| {
+            let what = name(line);
+            TrainError::RanksDiffer { rank, world_size, differing, what, given, expected }
+        },
     ))
 }
 
@@ -165,18 +182,9 @@ pub(crate) fn replace<B: Backend, M: Module<B>>(model: M, values: Vec<Option<Ten
 #[derive(Debug, PartialEq, Eq)]
 struct Difference {
     differing: usize,
-    /// Line 0 is the setting.
     line: usize,
     given: String,
     expected: String,
-}
-
-impl Difference {
-    fn into_error(self, rank: usize, world_size: usize) -> TrainError {
-        let Self { differing, line, given, expected } = self;
-        let what = line.checked_sub(1).map_or_else(|| "setting".into(), |index| format!("parameter {index}"));
-        TrainError::RanksDiffer { rank, world_size, differing, what, given, expected }
-    }
 }
 
 fn first_difference(lists: &[Vec<String>]) -> Option<Difference> {

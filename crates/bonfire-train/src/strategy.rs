@@ -3,6 +3,7 @@
 mod batches;
 mod epoch;
 mod quiet;
+mod settings;
 
 use std::{sync::Arc, thread};
 
@@ -25,6 +26,7 @@ use self::{
     batches::Loader,
     epoch::{Epoch, Trained},
     quiet::Quiet,
+    settings::Plan,
 };
 use crate::{
     AnyHooks, BufferSync, DataParallelConfig, DistributedDataLoader, GatherOutput, HookBackend, LoaderHandle, Overlap,
@@ -164,27 +166,6 @@ impl DataParallel {
         self.communicator.world_size()
     }
 
-    /// Micro steps of an optimizer step for loaders of Burn's own, of the two places where they can be set.
-    fn accumulation_steps(&self, of_learner: Option<usize>) -> Result<usize, TrainError> {
-        let own = self.config.accumulation_steps.get();
-        let problem = match of_learner {
-            Some(0) => "grads_accumulation is 0; give at least 1".into(),
-            Some(steps) if own > 1 && steps != own => {
-                format!("grads_accumulation is {steps}, but accumulation_steps is {own}; set one of them")
-            }
-            Some(steps) if steps > 1 && self.train_handle.is_some() => {
-                format!(
-                    "grads_accumulation is {steps}; give a DistributedDataLoader its own accumulation_steps instead"
-                )
-            }
-            None if own > 1 && self.train_handle.is_some() => {
-                format!("accumulation_steps is {own}; give a DistributedDataLoader its own instead")
-            }
-            _ => return Ok(of_learner.unwrap_or(own)),
-        };
-        Err(TrainError::Setting { problem })
-    }
-
     fn train_loader<B: Backend, O: 'static>(
         &self,
         loader: Arc<dyn DataLoader<B, O>>,
@@ -243,6 +224,12 @@ impl DataParallel {
         let communicator = &*self.communicator;
         let device = device_of(learner);
         let accumulation_steps = self.accumulation_steps(components.grad_accumulation)?;
+        self.check(&Plan {
+            starting_epoch,
+            num_epochs: components.num_epochs,
+            accumulation_steps,
+            num_items: [loaders.0.num_items(), loaders.1.num_items()],
+        })?;
         let train = self.train_loader(loaders.0, accumulation_steps)?;
         let valid = self.valid_loader(loaders.1)?;
         if let Some(handle) = &self.train_handle {

@@ -26,6 +26,8 @@ struct Walk {
     /// The epoch under way and its next window.
     current: Option<(SamplerEpoch, usize)>,
     last_weight: Option<f64>,
+    /// Epochs that were started.
+    num_epochs: usize,
     /// Items and seconds of this rank since the shares were last agreed on.
     measured: (f64, f64),
 }
@@ -33,8 +35,15 @@ struct Walk {
 impl LoaderHandle {
     /// A walk that has not begun.
     pub(crate) fn new(sampler: Sampler) -> Self {
-        let walk =
-            Walk { sampler, next_epoch: 0, next_item: 0, current: None, last_weight: None, measured: (0.0, 0.0) };
+        let walk = Walk {
+            sampler,
+            next_epoch: 0,
+            next_item: 0,
+            current: None,
+            last_weight: None,
+            num_epochs: 0,
+            measured: (0.0, 0.0),
+        };
         Self { walk: Arc::new(Mutex::new(walk)) }
     }
 
@@ -150,8 +159,14 @@ impl LoaderHandle {
         let epoch = walk.sampler.epoch(walk.next_epoch, walk.next_item)?;
         (walk.next_epoch, walk.next_item) = (walk.next_epoch + 1, 0);
         walk.last_weight = None;
+        walk.num_epochs += 1;
         walk.current = Some((epoch.clone(), 0));
         Ok(epoch)
+    }
+
+    /// Epochs that its loaders have started.
+    pub(crate) fn num_epochs(&self) -> usize {
+        self.lock().num_epochs
     }
 
     pub(crate) fn sampler(&self) -> Sampler {

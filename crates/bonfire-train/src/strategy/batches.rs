@@ -25,8 +25,12 @@ pub(super) enum Loader<B: Backend, O> {
 
 impl<B: Backend, O: 'static> Loader<B, O> {
     /// The next epoch.
-    pub(super) fn start_epoch(&self) -> Batches<'_, O> {
-        match self {
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Setting`] if the training was given another loader than the one whose plan it follows.
+    pub(super) fn start_epoch(&self) -> Result<Batches<'_, O>, TrainError> {
+        Ok(match self {
             Self::Plain { share, num_items, accumulation_steps } => Batches::Plain {
                 batches: share.iter(),
                 num_left: share.num_items(),
@@ -34,15 +38,17 @@ impl<B: Backend, O: 'static> Loader<B, O> {
                 num_taken: 0,
                 epoch_items: *num_items,
             },
-            Self::Planned { loader, handle } => Batches::Planned {
+            Self::Planned { loader, handle } => {
+                let num_before = handle.num_epochs();
                 // It starts the epoch whose windows the handle then has.
-                batches: loader.iter(),
-                handle: handle.clone(),
-                steps: VecDeque::new(),
-                num_before: 0,
-                epoch_items: 0,
-            },
-        }
+                let batches = loader.iter();
+                if handle.num_epochs() == num_before {
+                    return Err(other_loader());
+                }
+                let (handle, steps) = (handle.clone(), VecDeque::new());
+                Batches::Planned { batches, handle, steps, num_before: 0, epoch_items: 0 }
+            }
+        })
     }
 
     pub(super) fn handle(&self) -> Option<&LoaderHandle> {
@@ -51,6 +57,12 @@ impl<B: Backend, O: 'static> Loader<B, O> {
             Self::Planned { handle, .. } => Some(handle),
         }
     }
+}
+
+fn other_loader() -> TrainError {
+    let problem = "the training was given another loader than the one whose plan it follows; give it the one that \
+                   `with_train_loader` or `with_valid_loader` was given";
+    TrainError::Setting { problem: problem.into() }
 }
 
 /// An epoch's batches of this rank.
@@ -131,11 +143,7 @@ impl<O> Batches<'_, O> {
                     return Ok(Some(None));
                 }
                 let (Some(batch), Some(weight)) = (batches.next(), handle.last_weight()) else {
-                    let problem =
-                        "the loader that the training was given has fewer batches than the one whose plan it \
-                                   follows; give both the same"
-                            .into();
-                    return Err(TrainError::Setting { problem });
+                    return Err(other_loader());
                 };
                 let is_last = !steps.iter().any(MicroStep::has_batch);
                 let MicroStep { num_items, num_padded, all_have_batches, .. } = plan;

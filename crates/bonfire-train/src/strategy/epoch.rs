@@ -49,7 +49,7 @@ where
         overlap: &mut Overlap<LC::Backend>,
         loader: &Loader<LC::Backend, <LC::TrainingModel as TrainStep>::Input>,
     ) -> Result<Trained, TrainError> {
-        let mut batches = loader.start_epoch();
+        let mut batches = loader.start_epoch()?;
         let mut shown = Shown::default();
         let mut trained = Trained { weight: 0.0, is_interrupted: false };
         while batches.open_window() {
@@ -122,7 +122,7 @@ where
         loader: &Loader<Inner<LC>, <LC::InferenceModel as InferenceStep>::Input>,
     ) -> Result<bool, TrainError> {
         let model = learner.model().valid();
-        let mut batches = loader.start_epoch();
+        let mut batches = loader.start_epoch()?;
         let mut shown = Shown::default();
         let mut is_interrupted = false;
         while batches.open_window() {
