@@ -58,9 +58,14 @@ const NUM_TRAIN: usize = 22;
 const NUM_VALID: usize = 14;
 const BATCH_SIZE: usize = 6;
 const NUM_EPOCHS: usize = 3;
+const CLASS_WEIGHTS: [f32; 2] = [1.0, 5.0];
 
 #[derive(Clone)]
 struct Points;
+
+fn class(item: &usize) -> usize {
+    item % 3 / 2
+}
 
 #[derive(Clone, Debug)]
 struct Batch<B: Backend> {
@@ -72,7 +77,7 @@ impl<B: Backend> Batcher<B, usize, Batch<B>> for Points {
     fn batch(&self, items: Vec<usize>, device: &B::Device) -> Batch<B> {
         let points: Vec<f32> =
             items.iter().flat_map(|item| (0..4).map(move |dim| ((item * 4 + dim) as f32).sin())).collect();
-        let classes: Vec<i64> = items.iter().map(|item| (item % 3 / 2) as i64).collect();
+        let classes: Vec<i64> = items.iter().map(|item| class(item) as i64).collect();
         Batch {
             points: Tensor::from_data(TensorData::new(points, [items.len(), 4]), device),
             classes: Tensor::from_data(TensorData::new(classes, [items.len()]), device),
@@ -85,6 +90,8 @@ struct Mlp<B: Backend> {
     hidden: Linear<B>,
     norm: Option<SyncBatchNorm<B>>,
     output: Linear<B>,
+    /// The loss is a mean over items weighted by class.
+    weighs: bool,
 }
 
 impl<B: Backend> Mlp<B> {
@@ -97,14 +104,16 @@ impl<B: Backend> Mlp<B> {
             weight: Param::from_tensor(tensor(inputs * outputs, start).reshape([inputs, outputs])),
             bias: Some(Param::from_tensor(tensor(outputs, start + 1.0))),
         };
-        Self { hidden: linear(4, 8, 0.0), norm: None, output: linear(8, 2, 0.5) }
+        Self { hidden: linear(4, 8, 0.0), norm: None, output: linear(8, 2, 0.5), weighs: false }
     }
 
     fn classify(&self, batch: Batch<B>) -> ClassificationOutput<B> {
         let hidden = self.hidden.forward(batch.points);
         let hidden = self.norm.iter().fold(hidden, |hidden, norm| norm.forward(hidden));
         let output = self.output.forward(tanh(hidden));
-        let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), batch.classes.clone());
+        let weights = self.weighs.then(|| CLASS_WEIGHTS.to_vec());
+        let loss = CrossEntropyLossConfig::new().with_weights(weights).init(&output.device());
+        let loss = loss.forward(output.clone(), batch.classes.clone());
         ClassificationOutput::new(loss, output, batch.classes)
     }
 }
@@ -228,6 +237,10 @@ struct Case {
     interrupted_at: Option<(usize, usize)>,
     /// Of Burn's own loaders, with batches of this size.
     plain: Option<usize>,
+    /// What items weigh, in place of 1.
+    counts: Option<fn(&usize) -> f64>,
+    /// The loss is a mean over items weighted by class.
+    weighs: bool,
     /// The strategy does not know of the loaders.
     forgets_loaders: bool,
     /// The strategy knows another training loader than the training has.
@@ -249,6 +262,8 @@ impl Default for Case {
             interrupted: None,
             interrupted_at: None,
             plain: None,
+            counts: None,
+            weighs: false,
             forgets_loaders: false,
             confuses_loaders: false,
             forgets_ranks: false,
@@ -282,7 +297,12 @@ fn distributed<B: Backend>(
     num_items: usize,
     place: (usize, usize),
 ) -> DistributedDataLoader<B, usize, Batch<B>> {
-    DistributedDataLoaderBuilder::new(Points)
+    let builder = DistributedDataLoaderBuilder::new(Points);
+    let builder = match case.counts {
+        Some(counts) => builder.with_counts(counts),
+        None => builder,
+    };
+    builder
         .batch_size(BATCH_SIZE)
         .shares(case.shares.clone())
         .tail(case.tail)
@@ -331,6 +351,7 @@ fn train<Bk: HookBackend>(case: &Case, directory: &Path, device: &Bk::Device, ra
         .with_interrupter(interrupter.clone())
         .num_epochs(NUM_EPOCHS);
     let mut model = Mlp::<Bk>::new(device);
+    model.weighs = case.weighs;
     if case.normalises {
         let alone;
         let group = match rank.as_ref().and_then(DataParallel::process_group) {
@@ -433,6 +454,16 @@ fn ranks_without_items_stand_in_for_synchronised_batch_norm() {
 }
 
 #[test]
+fn a_loss_over_other_counts_than_items_goes_through_synchronised_batch_norm_with_its_weight() {
+    let counts: fn(&usize) -> f64 = |item| f64::from(CLASS_WEIGHTS[class(item)]);
+    let case = Case { normalises: true, weighs: true, counts: Some(counts), ..Case::default() };
+    let one = on_one_device(&case);
+    for world_size in [2, 3] {
+        assert_same(&on_ranks(&case, world_size), &one);
+    }
+}
+
+#[test]
 fn each_rank_may_be_a_replica_of_several_members() {
     let one = on_one_device(&Case::default());
     let directory = tempfile::tempdir().unwrap();
@@ -454,6 +485,17 @@ fn the_scheduler_makes_one_step_per_optimizer_step_whatever_the_world_size() {
         let expected: Vec<f64> = (1..=NUM_EPOCHS * 2).flat_map(|step| [0.1 / step as f64; 2]).collect();
         assert_close(&ranks[0].recorder.of("train", "Learning Rate"), &expected, "learning rate");
     }
+}
+
+/// CASES 31
+#[test]
+fn the_scheduler_makes_no_step_where_nothing_counts() {
+    // The first of 4 windows has the items 0 to 5.
+    let counts: fn(&usize) -> f64 = |&item| if item < BATCH_SIZE { 0.0 } else { 1.0 };
+    let ranks = on_ranks(&Case { counts: Some(counts), ..Case::default() }, 2);
+    let rate = |step: usize| if step == 0 { 0.0 } else { 0.1 / step as f64 };
+    let expected: Vec<f64> = (0..NUM_EPOCHS).flat_map(|epoch| (0..4).map(move |step| rate(epoch * 3 + step))).collect();
+    assert_close(&ranks[0].recorder.of("train", "Learning Rate"), &expected, "learning rate");
 }
 
 /// CASES 17

@@ -16,7 +16,7 @@ use burn::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    GradientSink, Parameter, ReduceDType, Reduction, TrainError,
+    GradientSink, LossWeight, Parameter, ReduceDType, Reduction, TrainError,
     accumulator::{Accumulator, Sink},
     bucket::BucketCaps,
     check_consistency, compare_parameters, parameters,
@@ -272,6 +272,17 @@ impl<B: AutodiffBackend> TrainingStep<B> {
     /// Whether parameters are averaged instead of gradients.
     pub(crate) const fn averages(&self) -> bool {
         self.options.average_every.is_some()
+    }
+
+    /// What a rank's loss counts with synchronised batch norm, where its micro step weighs `weight` in the gradient.
+    pub(crate) fn loss_weight(&self, weight: f64) -> LossWeight {
+        LossWeight::Of(match self.options.reduction {
+            // Local SGD averages parameters by weight, whatever the reduction.
+            _ if self.averages() => weight,
+            Reduction::Mean => weight,
+            // Each rank's mean counts once.
+            Reduction::Sum => f64::from(u8::from(weight > 0.0)),
+        })
     }
 
     /// Breaks the group: what a hook handed over was not the gradient, and may have been sent.

@@ -139,7 +139,7 @@ impl DataParallel {
     }
 
     /// Lets ranks without items in a micro step stand in for those with some in [`SyncBatchNorm`](crate::SyncBatchNorm)
-    /// layers, which would wait for them.
+    /// layers, which would wait for them, and weighs each rank's loss in these as its gradient.
     ///
     /// The loader must be one that knows about ranks.
     #[must_use]

@@ -62,6 +62,9 @@ where
                     continue;
                 };
                 trained.weight += weight;
+                if let Some(group) = self.sync_group {
+                    group.weigh_loss(step.loss_weight(weight));
+                }
                 let model = learner.model();
                 let started = Instant::now();
                 let item = if is_last {
@@ -79,7 +82,7 @@ where
                 {
                     group.end_pass()?;
                 }
-                self.report_speed(loader, num_items, started)?;
+                self.report_speed(loader, num_items + num_padded, started)?;
                 outputs.0.push(Some(Output { item, weight, num_items, num_padded }));
             }
             let window = step.finish()?;
@@ -89,7 +92,10 @@ where
             let agreed = self.agree(num_items, &batches, message.as_ref())?;
             // Else no rank had an item: the loader ended before.
             if agreed.num_items > 0 {
-                learner.lr_step();
+                // With local SGD a rank without items has no gradient, but the others' schedule.
+                if window.is_some() || step.averages() {
+                    learner.lr_step();
+                }
                 if let Some(window) = window {
                     learner.optimizer_step(window.gradients);
                 }
