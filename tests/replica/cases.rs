@@ -45,7 +45,7 @@ fn batch_norm_on(values: &[f32], device: ReplicaDevice<Flex>) -> [TensorData; 3]
     [output.into_data(), norm.running_mean.value_sync().into_data(), norm.running_var.value_sync().into_data()]
 }
 
-/// Case 12: the mean over members that have 3 items and 1, and the biased variance, move the running ones by a tenth.
+/// CASES 12: the mean over members that have 3 items and 1, and the biased variance, move the running ones by a tenth.
 #[test]
 fn batch_norm_counts_items_not_members() {
     for spread in [ALWAYS, Spread::Eager] {
@@ -59,7 +59,7 @@ fn batch_norm_counts_items_not_members() {
     }
 }
 
-/// Case 43.
+/// CASES 43.
 #[test]
 fn batch_norm_uses_the_statistics_of_the_whole_batch_not_of_a_member() {
     for num_members in 1..=4 {
@@ -72,7 +72,7 @@ fn batch_norm_uses_the_statistics_of_the_whole_batch_not_of_a_member() {
     }
 }
 
-/// Case 44.
+/// CASES 44.
 #[test]
 fn batch_norm_of_one_item_over_two_members_has_no_nan() {
     for spread in [ALWAYS, Spread::Eager] {
@@ -83,7 +83,7 @@ fn batch_norm_of_one_item_over_two_members_has_no_nan() {
     }
 }
 
-/// Case 45.
+/// CASES 45.
 #[test]
 fn a_mean_over_unequal_parts_is_not_the_mean_of_their_means() {
     let device = replica::<Flex>(2, Spread::Eager);
@@ -103,7 +103,7 @@ impl<B: Backend> Batcher<B, f32, Tensor<B, 2>> for ToTensor {
     }
 }
 
-/// Case 46.
+/// CASES 46.
 #[test]
 fn an_epoch_of_one_item_over_two_members_ends_after_one_update() {
     for spread in [ALWAYS, Spread::Eager] {
@@ -128,7 +128,7 @@ fn an_epoch_of_one_item_over_two_members_ends_after_one_update() {
     }
 }
 
-/// Case 48, each against one device.
+/// CASES 48, each against one device.
 mod the_batch_is_not_what_it_seems {
     use super::*;
 
@@ -267,7 +267,7 @@ mod the_batch_is_not_what_it_seems {
     }
 }
 
-/// Case 24: one replica draws what one device draws.
+/// CASES 24: one replica draws what one device draws.
 #[test]
 fn a_dropout_mask_is_that_of_one_device() {
     let _alone = draw_alone();
@@ -289,7 +289,7 @@ fn a_dropout_mask_is_that_of_one_device() {
     }
 }
 
-/// Case 11, here for a loss over fewer items than members.
+/// CASES 11, here for a loss over fewer items than members.
 #[test]
 fn members_without_items_do_not_make_a_loss_nan() {
     let device = replica::<Flex>(4, Spread::Eager);
@@ -341,7 +341,7 @@ fn assert_updates<const F: usize>(
     }
 }
 
-/// Case 3.
+/// CASES 3.
 #[test]
 fn unequal_parts_give_the_gradient_of_the_whole_batch() {
     for shares in [Shares::Weighted(vec![5, 3]), Shares::Equal, Shares::First(1)] {
@@ -358,7 +358,7 @@ fn unequal_parts_give_the_gradient_of_the_whole_batch() {
     }
 }
 
-/// Case 5: ten micro batches in windows of 4, 4 and 2, each the true mean of its window.
+/// CASES 5: ten micro batches in windows of 4, 4 and 2, each the true mean of its window.
 #[test]
 fn the_tail_of_an_accumulation_window_is_neither_dropped_nor_mis_scaled() {
     let batch = |value: f32| vec![[value], [value + 2.0], [value - 2.0]];
@@ -366,20 +366,20 @@ fn the_tail_of_an_accumulation_window_is_neither_dropped_nor_mis_scaled() {
     assert_updates(&windows, None, [-(1.5 + 5.5 + 8.5)]);
 }
 
-/// Case 22, without a loss scale: clipped after the average.
+/// CASES 22, without a loss scale: clipped after the average.
 #[test]
 fn clipping_by_norm_sees_the_averaged_gradient() {
     let clip = Some(GradientClippingConfig::Norm(1.0));
     assert_updates(&[vec![vec![[3.0, 4.0], [0.0, 0.0]]]], clip, [-0.6, -0.8]);
 }
 
-/// Case 37: the mean over all items, not a sum over members.
+/// CASES 37: the mean over all items, not a sum over members.
 #[test]
 fn gradients_are_averaged_not_summed_over_members() {
     assert_updates(&[vec![vec![[1.0], [1.0]]]], None, [-1.0]);
 }
 
-/// Case 42.
+/// CASES 42.
 #[test]
 fn clipping_by_value_sees_the_averaged_gradient() {
     assert_updates(&[vec![vec![[3.0], [-1.0]]]], Some(GradientClippingConfig::Value(1.0)), [-1.0]);

@@ -144,7 +144,7 @@ fn metrics_of_a_batch_gather_nothing() {
     assert!(tally.num_bytes(Collective::AllReduce) <= 3 * 8, "{tally}");
 }
 
-/// Case 6.
+/// CASES 6.
 #[test]
 fn a_window_of_accumulated_micro_steps_sums_its_gradients_once() {
     assert_cost("MLP", third_step::<Mlp<Ad>, _>(AdamConfig::new().init(), 4), 0, 0);

@@ -92,7 +92,7 @@ fn threads_that_consume_clones_of_one_tensor_never_find_it_gone() {
     }
 }
 
-/// Case 47.
+/// CASES 47.
 #[test]
 fn autodiff_on_several_threads_gives_what_it_gives_on_one() {
     type Ad = Autodiff<B>;

@@ -86,6 +86,7 @@ fn reloaded(model: &Net<B>) -> Net<B> {
     Net::new().load_record(Recorder::<B>::load(&recorder, bytes, &Default::default()).unwrap())
 }
 
+/// CASES 14
 #[test]
 fn running_statistics_do_not_differ_per_replica() {
     for sync in [BufferSync::Broadcast, BufferSync::Average] {

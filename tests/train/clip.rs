@@ -15,6 +15,7 @@ use crate::step::{Values, each_rank};
 
 type B = Autodiff<Flex>;
 
+/// CASES 22
 #[test]
 fn gradients_are_clipped_after_the_sync_and_after_unscaling() {
     for loss_scale in [1.0f32, 65536.0] {
@@ -45,6 +46,7 @@ fn gradients_are_clipped_after_the_sync_and_after_unscaling() {
     }
 }
 
+/// CASES 42
 #[test]
 fn clipping_is_not_per_replica() {
     for gradient in each_rank(2, |communicator| {

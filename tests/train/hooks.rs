@@ -286,6 +286,7 @@ fn a_hook_that_fires_after_its_step_is_ignored() {
     assert!(sink.gradients.lock().unwrap().is_empty());
 }
 
+/// CASES 47
 #[test]
 fn three_hundred_hooked_steps_on_four_threads_equal_those_on_one() {
     let train = || {

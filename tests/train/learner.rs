@@ -196,10 +196,23 @@ impl MetricsRenderer for Progresses {
     fn register_metric(&mut self, _: MetricDefinition) {}
 }
 
+/// The learning rate of a step, counted from 1.
+#[derive(Clone, Copy, Default)]
+enum Schedule {
+    /// 0.1 over the step.
+    #[default]
+    Harmonic,
+    /// 1 at the start, 0 after ten steps.
+    Linear,
+    /// Nothing is learned.
+    Zero,
+}
+
 /// A learning rate that tells how often it was asked for.
 #[derive(Clone, Default)]
 struct Falling {
     num_steps: usize,
+    schedule: Schedule,
     /// Stops the training at that step.
     stops: Option<(usize, Interrupter)>,
 }
@@ -212,7 +225,11 @@ impl LrScheduler for Falling {
         if let Some((_, interrupter)) = self.stops.as_ref().filter(|(step, _)| *step == self.num_steps) {
             interrupter.stop(Some("as the test wants"));
         }
-        0.1 / self.num_steps as f64
+        match self.schedule {
+            Schedule::Harmonic => 0.1 / self.num_steps as f64,
+            Schedule::Linear => 1.0 - self.num_steps as f64 / 10.0,
+            Schedule::Zero => 0.0,
+        }
     }
 
     fn to_record<B: Backend>(&self) -> usize {
@@ -241,6 +258,12 @@ struct Case {
     counts: Option<fn(&usize) -> f64>,
     /// The loss is a mean over items weighted by class.
     weighs: bool,
+    schedule: Schedule,
+    train_items: Vec<usize>,
+    valid_items: Vec<usize>,
+    batch_size: usize,
+    /// The model takes every item for one of class 0.
+    is_constant: bool,
     /// The strategy does not know of the loaders.
     forgets_loaders: bool,
     /// The strategy knows another training loader than the training has.
@@ -264,6 +287,11 @@ impl Default for Case {
             plain: None,
             counts: None,
             weighs: false,
+            schedule: Schedule::default(),
+            train_items: (0..NUM_TRAIN).collect(),
+            valid_items: (0..NUM_VALID).collect(),
+            batch_size: BATCH_SIZE,
+            is_constant: false,
             forgets_loaders: false,
             confuses_loaders: false,
             forgets_ranks: false,
@@ -294,7 +322,7 @@ fn plain<B: Backend>(num_items: usize, batch_size: usize) -> Arc<dyn DataLoader<
 
 fn distributed<B: Backend>(
     case: &Case,
-    num_items: usize,
+    items: &[usize],
     place: (usize, usize),
 ) -> DistributedDataLoader<B, usize, Batch<B>> {
     let builder = DistributedDataLoaderBuilder::new(Points);
@@ -303,13 +331,13 @@ fn distributed<B: Backend>(
         None => builder,
     };
     builder
-        .batch_size(BATCH_SIZE)
+        .batch_size(case.batch_size)
         .shares(case.shares.clone())
         .tail(case.tail)
         .num_workers(case.num_workers)
         .accumulation_steps(case.accumulation_steps)
         .rank(place.0, place.1)
-        .build(InMemDataset::new((0..num_items).collect()))
+        .build(InMemDataset::new(items.to_vec()))
         .unwrap()
 }
 
@@ -324,13 +352,14 @@ fn train<Bk: HookBackend>(case: &Case, directory: &Path, device: &Bk::Device, ra
     match case.plain {
         Some(batch_size) => (train, valid) = (plain(NUM_TRAIN, batch_size), plain(NUM_VALID, BATCH_SIZE)),
         None => {
-            let train_loader = distributed(case, NUM_TRAIN, loader_place);
-            let valid_loader = distributed(&Case { accumulation_steps: 1, ..case.clone() }, NUM_VALID, loader_place);
+            let train_loader = distributed(case, &case.train_items, loader_place);
+            let valid_loader =
+                distributed(&Case { accumulation_steps: 1, ..case.clone() }, &case.valid_items, loader_place);
             if !case.forgets_loaders {
                 rank = rank.map(|rank| rank.with_train_loader(&train_loader).with_valid_loader(&valid_loader));
             }
             let train_loader =
-                if case.confuses_loaders { distributed(case, NUM_TRAIN, loader_place) } else { train_loader };
+                if case.confuses_loaders { distributed(case, &case.train_items, loader_place) } else { train_loader };
             (train, valid) = (Arc::new(train_loader), Arc::new(valid_loader));
         }
     }
@@ -352,6 +381,10 @@ fn train<Bk: HookBackend>(case: &Case, directory: &Path, device: &Bk::Device, ra
         .num_epochs(NUM_EPOCHS);
     let mut model = Mlp::<Bk>::new(device);
     model.weighs = case.weighs;
+    if case.is_constant {
+        model.output.weight = model.output.weight.map(|weight| Tensor::zeros_like(&weight).require_grad());
+        model.output.bias = Some(Param::from_data([1.0, 0.0], device));
+    }
     if case.normalises {
         let alone;
         let group = match rank.as_ref().and_then(DataParallel::process_group) {
@@ -366,7 +399,8 @@ fn train<Bk: HookBackend>(case: &Case, directory: &Path, device: &Bk::Device, ra
         rank = rank.map(|rank| rank.with_sync_group(&layers));
     }
     let stops = case.interrupted_at.filter(|(rank, _)| *rank == place.0).map(|(_, step)| (step, interrupter));
-    let learner = Learner::new(model, SgdConfig::new().init(), Falling { num_steps: 0, stops });
+    let learner =
+        Learner::new(model, SgdConfig::new().init(), Falling { num_steps: 0, schedule: case.schedule, stops });
     let training = match rank {
         Some(rank) => training.data_parallel(rank),
         None => training,
@@ -489,6 +523,26 @@ fn the_scheduler_makes_one_step_per_optimizer_step_whatever_the_world_size() {
 
 /// CASES 31
 #[test]
+fn a_linear_schedule_of_four_ranks_does_not_fall_four_times_as_fast() {
+    let ranks = on_ranks(&Case { schedule: Schedule::Linear, ..Case::default() }, 4);
+    let rates = ranks[0].recorder.of("train", "Learning Rate");
+    assert!((rates[2] - 0.7).abs() < 1e-9, "after 3 steps: {rates:?}");
+}
+
+/// CASES 46
+#[test]
+fn one_item_of_two_ranks_is_one_update_an_epoch() {
+    let case = Case { train_items: vec![5], valid_items: vec![2], ..Case::default() };
+    let (ranks, one) = (on_ranks(&case, 2), on_one_device(&case));
+    assert_eq!(ranks[0].recorder.of("train", "Learning Rate"), [0.1, 0.1 / 2.0, 0.1 / 3.0]);
+    assert_ne!(ranks[0].parameters, on_one_device(&Case { schedule: Schedule::Zero, ..case }).parameters);
+    for rank in ranks {
+        assert_eq!(rank.parameters, one.parameters);
+    }
+}
+
+/// CASES 31
+#[test]
 fn the_scheduler_makes_no_step_where_nothing_counts() {
     // The first of 4 windows has the items 0 to 5.
     let counts: fn(&usize) -> f64 = |&item| if item < BATCH_SIZE { 0.0 } else { 1.0 };
@@ -513,6 +567,19 @@ fn padded_duplicates_are_not_counted_in_metrics() {
         let num_right = accuracy / 100.0 * num_items;
         assert!((num_right - num_right.round()).abs() < 1e-6, "{accuracy} % of {num_items}");
     }
+}
+
+/// CASES 17
+#[test]
+fn an_accuracy_is_over_items_and_not_over_their_padded_duplicates() {
+    // Of class 1 are the first two items, which also fill up the last batch.
+    let valid_items = vec![2, 5, 0, 1, 3, 4, 6, 7, 9, 10];
+    assert_eq!(valid_items.iter().map(class).sum::<usize>(), 2);
+    let (is_constant, schedule, tail) = (true, Schedule::Zero, Tail::Pad);
+    let case = Case { valid_items, batch_size: 3, is_constant, schedule, tail, ..Case::default() };
+    let found = on_ranks(&case, 3)[0].recorder.of("valid", "Accuracy");
+    let expected = [100.0 / 3.0, 100.0, 100.0, 100.0].repeat(NUM_EPOCHS);
+    assert_close(&found, &expected, "with batches of 3, 3, 3 and 1 items an accuracy of 0.8 over 10");
 }
 
 #[test]
@@ -565,8 +632,10 @@ fn a_run_goes_on_from_the_checkpoint_that_rank_0_wrote() {
         each_rank(2, |communicator| {
             let case = Case::default();
             let place = (communicator.rank(), communicator.world_size());
-            let (train, valid) =
-                (distributed::<B>(&case, NUM_TRAIN, place), distributed::<Flex>(&case, NUM_VALID, place));
+            let (train, valid) = (
+                distributed::<B>(&case, &case.train_items, place),
+                distributed::<Flex>(&case, &case.valid_items, place),
+            );
             let rank = DataParallel::new(communicator, DataParallelConfig::default())
                 .with_train_loader(&train)
                 .with_valid_loader(&valid);

@@ -58,6 +58,7 @@ fn tensors_are_listed_in_order_with_paths_and_whether_they_are_trained() {
     assert_eq!(list, expected.map(|(name, shape, trained)| (name.to_owned(), shape, trained)));
 }
 
+/// CASES 33
 #[test]
 fn models_that_differ_between_ranks_are_an_error_on_every_rank_that_names_the_parameter() {
     for (widths, expected) in [
@@ -88,6 +89,7 @@ fn other_settings_are_an_error_on_every_rank() {
     }
 }
 
+/// CASES 25
 #[test]
 fn integer_and_bool_tensors_come_from_rank_0_exactly_and_ids_stay_each_ranks_own() {
     let models = each_rank(4, |communicator| {

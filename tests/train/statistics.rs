@@ -48,6 +48,7 @@ fn assert_near(left: &[f32], right: &[f32]) {
     }
 }
 
+/// CASES 12
 #[test]
 fn synchronised_batch_norm_does_not_ignore_counts() {
     let shards: [&[f32]; 2] = [&[1.0, 2.0, 3.0], &[10.0]];
@@ -62,6 +63,7 @@ fn synchronised_batch_norm_does_not_ignore_counts() {
     assert_eq!(statistics, [[4.0, 12.5]; 2]);
 }
 
+/// CASES 43
 #[test]
 fn batch_norm_is_over_all_ranks_and_not_per_replica() {
     let shards: [&[f32]; 2] = [&[1.0, 2.0], &[6.0]];
@@ -78,6 +80,7 @@ fn batch_norm_is_over_all_ranks_and_not_per_replica() {
     }
 }
 
+/// CASES 44
 #[test]
 fn a_batch_of_one_over_two_ranks_gives_no_nan() {
     for is_run_with_nothing in [true, false] {

@@ -99,6 +99,7 @@ fn line(model: &Values<B>, x: &[f32]) -> (f32, GradientsParams) {
     (loss.clone().into_scalar(), GradientsParams::from_grads(loss.backward(), model))
 }
 
+/// CASES 3
 #[test]
 fn a_mean_of_means_with_unequal_shards_is_weighted_by_items() {
     let x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
@@ -118,6 +119,7 @@ fn a_mean_of_means_with_unequal_shards_is_weighted_by_items() {
     assert_eq!(weights[0].to_bits(), weights[1].to_bits());
 }
 
+/// CASES 5
 #[test]
 fn the_tail_of_gradient_accumulation_is_the_true_mean_of_its_own_window() {
     for windows in each_rank(2, |communicator| {
@@ -142,6 +144,7 @@ fn the_tail_of_gradient_accumulation_is_the_true_mean_of_its_own_window() {
     }
 }
 
+/// CASES 6
 #[test]
 fn a_window_is_synchronised_once_and_not_at_every_micro_batch() {
     for (reduction, expected) in [(Reduction::Sum, 5.5), (Reduction::Mean, 2.75)] {
@@ -175,6 +178,7 @@ fn communicator_of(communicator: Arc<ThreadCommunicator>) -> ThreadCommunicator 
     Arc::into_inner(communicator).expect("nobody else has it yet")
 }
 
+/// CASES 8
 #[test]
 fn a_parameter_that_no_rank_used_has_no_gradient_so_weight_decay_leaves_it() {
     let models = each_rank(2, |communicator| {
@@ -190,6 +194,7 @@ fn a_parameter_that_no_rank_used_has_no_gradient_so_weight_decay_leaves_it() {
     assert_eq!(models[0], models[1]);
 }
 
+/// CASES 9
 #[test]
 fn a_parameter_that_only_some_ranks_used_gets_the_same_gradient_on_all() {
     let models = each_rank(2, |communicator| {
@@ -205,6 +210,7 @@ fn a_parameter_that_only_some_ranks_used_gets_the_same_gradient_on_all() {
     assert_eq!(models[0], models[1]);
 }
 
+/// CASES 11
 #[test]
 fn an_empty_shard_gives_no_nan_and_changes_nothing() {
     let whole = line(&Values::new(&[&[0.5]]), &[1.0, 2.0, 3.0]);
@@ -237,6 +243,7 @@ fn a_window_in_which_no_rank_has_an_item_has_no_gradient() {
     }
 }
 
+/// CASES 23
 #[test]
 fn a_sum_of_halves_does_not_overflow_and_a_mean_does_not_underflow() {
     let options = SyncOptions { reduce_dtype: ReduceDType::F16, ..SyncOptions::default() };
@@ -271,16 +278,28 @@ fn halves_accumulate_without_overflow() {
     }
 }
 
+/// CASES 33
 #[test]
 fn models_that_differ_are_an_error_on_all_ranks_that_names_the_parameter() {
-    for error in each_rank(3, |communicator| {
-        let lengths = if communicator.rank() == 1 { [2, 4] } else { [2, 3] };
-        TrainingStep::new(communicator, &Values::ones(&lengths), SyncOptions::default()).err().unwrap().to_string()
-    }) {
-        assert!(error.contains("parameter 1 of rank 1 is `values.1` (F32 [4], trained)"), "{error}");
+    for (others, expected) in [
+        (
+            &[2, 4][..],
+            "parameter 1 of rank 1 is `values.1` (F32 [4], trained), of rank 0 `values.1` (F32 [3], trained)",
+        ),
+        (&[2], "parameter 1 of rank 1 is nothing, of rank 0 `values.1`"),
+        (&[2, 3, 1], "parameter 2 of rank 1 is `values.2` (F32 [1], trained), of rank 0 nothing"),
+        (&[3, 2], "parameter 0 of rank 1 is `values.0` (F32 [3], trained), of rank 0 `values.0` (F32 [2], trained)"),
+    ] {
+        for error in each_rank(3, |communicator| {
+            let lengths = if communicator.rank() == 1 { others } else { &[2, 3] };
+            TrainingStep::new(communicator, &Values::ones(lengths), SyncOptions::default()).err().unwrap().to_string()
+        }) {
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }
 
+/// CASES 35
 #[test]
 fn a_later_collective_does_not_return_an_earlier_ones_tensor() {
     for done in each_rank(2, |communicator| {
@@ -304,6 +323,7 @@ fn a_later_collective_does_not_return_an_earlier_ones_tensor() {
     }
 }
 
+/// CASES 37
 #[test]
 fn mean_is_the_default_and_a_sum_must_be_asked_for() {
     for (options, expected) in
@@ -321,6 +341,7 @@ fn mean_is_the_default_and_a_sum_must_be_asked_for() {
     }
 }
 
+/// CASES 45
 #[test]
 fn a_mean_of_shard_means_is_weighted() {
     // The means of 1..=3 and of 4 and 5.
@@ -331,6 +352,7 @@ fn a_mean_of_shard_means_is_weighted() {
     }
 }
 
+/// CASES 48
 #[test]
 fn parameters_of_size_0_and_as_many_rows_as_features_as_ranks_are_fine() {
     for gradients in each_rank(2, |communicator| {

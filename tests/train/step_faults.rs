@@ -55,6 +55,7 @@ fn a_rank_that_ends_in_the_middle_of_a_window_is_an_error_on_the_others_and_hang
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
+/// CASES 39
 #[test]
 fn a_rank_that_skips_a_window_is_named_within_the_timeout() {
     let begin = Instant::now();

@@ -280,6 +280,7 @@ fn gradients_handed_over_during_backward_give_the_same_bits_as_after_it() {
     assert_eq!(parameters::<B, _>(&first).len(), 4);
 }
 
+/// CASES 47
 #[test]
 fn autodiff_on_four_threads_at_once_for_300_steps_equals_the_same_steps_one_after_the_other() {
     const NUM_RANKS: usize = 4;

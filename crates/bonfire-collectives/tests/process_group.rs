@@ -125,6 +125,7 @@ fn a_further_communicator_does_not_wait_for_a_rank_that_has_ended() {
     assert!(started.elapsed() < Duration::from_secs(2));
 }
 
+/// CASES 38
 #[test]
 fn a_busy_port_is_an_error_that_shows_the_address() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

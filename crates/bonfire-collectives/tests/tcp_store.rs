@@ -136,6 +136,7 @@ fn ranks_join_by_their_launch_configuration_whoever_comes_first() {
     });
 }
 
+/// CASES 38
 #[test]
 fn a_busy_port_is_an_error_that_shows_the_address() {
     for address in [LOCAL, "localhost", "0.0.0.0"] {

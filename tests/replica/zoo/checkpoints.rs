@@ -143,7 +143,7 @@ fn a_model_moved_or_forked_to_another_replica_goes_on_there() {
     }
 }
 
-/// Case 14. Each member infers the same item, with its own copy of the statistics.
+/// CASES 14. Each member infers the same item, with its own copy of the statistics.
 #[test]
 fn running_statistics_are_the_same_on_every_member_and_in_a_checkpoint() {
     let _alone = draw_alone();
@@ -195,7 +195,7 @@ struct Mlp<B: Backend> {
     output: Linear<B>,
 }
 
-/// Case 47, with modules and an optimizer. Each thread has a model of its own: Burn's autodiff can deadlock when threads
+/// CASES 47, with modules and an optimizer. Each thread has a model of its own: Burn's autodiff can deadlock when threads
 /// train clones of one model with running statistics.
 #[test]
 fn models_trained_on_several_threads_are_those_trained_one_after_the_other() {

@@ -87,7 +87,7 @@ impl Program for TrainWithMasks {
     }
 }
 
-/// Case 24, over a whole run.
+/// CASES 24, over a whole run.
 #[test]
 fn dropout_masks_on_members_are_those_of_one_device() {
     equals_one_device::<TrainWithMasks>(Expected::new(1));

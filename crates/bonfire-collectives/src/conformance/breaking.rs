@@ -61,11 +61,13 @@ pub const BREAKING: &[Check] = &[
         let output = &mut [0f32; 2];
         c.reduce_scatter(Buffer::from_slice(&input), &lengths, BufferMut::from_slice(output), ReduceOp::Sum)
     }),
+    // CASES 39
     impatient("a rank that never arrives times out on every other rank", missing_rank),
     impatient("a receiver that never arrives times out on the sender", missing_receiver),
     prompt("an abort breaks the group for every rank at once", 1, abort),
     prompt("a transfer of another dtype fails on both ranks", 2, wrong_transfer),
     prompt("ranks that wait for each other to receive learn it at once", 2, crossed_sends),
+    // CASES 25
     prompt("a mean of integers is refused on every rank", 1, |c| {
         let refused = c.all_reduce(BufferMut::from_slice(&mut [1i32]), ReduceOp::Mean);
         assert_unsupported(c, refused, ReduceOp::Mean, DType::I32);

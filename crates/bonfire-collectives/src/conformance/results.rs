@@ -199,6 +199,7 @@ fn unaligned_bytes(communicator: &dyn Communicator) {
     }
 }
 
+/// CASES 25
 fn exact_integers(communicator: &dyn Communicator) {
     let large = (1i64 << 53) + 1;
     let mut value = [if communicator.rank() == 0 { large } else { 0 }];
@@ -211,6 +212,7 @@ fn exact_integers(communicator: &dyn Communicator) {
     assert_eq!(flags, [1, 0, 1]);
 }
 
+/// CASES 23
 fn means_of_halves(communicator: &dyn Communicator) {
     // 6e-8 rounds to the smallest positive half; divided first, it would vanish.
     for (given, mean) in [(40000.0, 40000.0), (6e-8, 5.960_464_5e-8), (2000.0, 2000.0)] {
@@ -220,6 +222,7 @@ fn means_of_halves(communicator: &dyn Communicator) {
     }
 }
 
+/// CASES 35
 fn changing_shapes(communicator: &dyn Communicator) {
     let (rank, world_size) = (communicator.rank(), communicator.world_size());
     let total = |round: usize| (round * world_size + world_size * (world_size - 1) / 2) as f32;
