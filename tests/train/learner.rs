@@ -521,6 +521,16 @@ fn the_scheduler_makes_one_step_per_optimizer_step_whatever_the_world_size() {
     }
 }
 
+#[test]
+fn ranks_that_average_parameters_validate_and_end_with_one_model() {
+    // An epoch has 4 windows.
+    for interrupted_at in [None, Some((1, 1))] {
+        let config = DataParallelConfig::default().with_average_every(NonZeroUsize::new(3));
+        let ranks = on_ranks(&Case { config, interrupted_at, ..Case::default() }, 2);
+        assert_eq!(ranks[0].parameters, ranks[1].parameters);
+    }
+}
+
 /// CASES 31
 #[test]
 fn a_linear_schedule_of_four_ranks_does_not_fall_four_times_as_fast() {

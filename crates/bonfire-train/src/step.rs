@@ -40,7 +40,8 @@ pub struct SyncOptions {
     pub bucket_cap_bytes: usize,
     /// Local SGD: instead of gradients, every so many windows the parameters are averaged, by items. Off by default.
     ///
-    /// In between each rank trains alone; optimizer states stay its own.
+    /// In between each rank trains alone; optimizer states stay its own. [`DataParallel`](crate::DataParallel) averages at
+    /// the end of each epoch too.
     pub average_every: Option<NonZeroUsize>,
     /// After the first window, and then every so many, ranks compare hashes of their parameters; none: never. 1000.
     pub check_every: Option<NonZeroUsize>,
@@ -257,6 +258,36 @@ impl<B: AutodiffBackend> TrainingStep<B> {
         Ok(model)
     }
 
+    /// Averages the parameters of local SGD now, by the items since the last time, so that all ranks have one model again.
+    ///
+    /// To be called on every rank, between `settle` and the next window. Without local SGD, or with no items since the
+    /// last time, it gives the model back.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Read`] if a tensor cannot be read, [`TrainError::Collective`] if the ranks do not come together.
+    pub fn average<M: AutodiffModule<B>>(&mut self, model: M) -> Result<M, TrainError> {
+        if !self.averages() {
+            return Ok(model);
+        }
+        let weight = core::mem::take(&mut self.weight_since_average);
+        let values = parameters::read::<B, M>(&model);
+        let values = self.or_abort(values)?;
+        let is_trained: Vec<bool> =
+            parameters::parameters::<B, M>(&model).iter().map(|parameter| parameter.is_trained).collect();
+        let trained: Vec<_> = values.into_iter().zip(&is_trained).filter(|(_, is_trained)| **is_trained).collect();
+        self.reducer.open(Weights { unit: weight, total: weight });
+        for (index, (value, _)) in trained.into_iter().enumerate() {
+            if weight > 0.0 {
+                self.reducer.give(index, value);
+            }
+        }
+        let Some(Reduced { gradients, .. }) = self.reducer.close()? else { return Ok(model) };
+        let mut means = gradients.into_iter();
+        let values = is_trained.iter().map(|&is_trained| if is_trained { means.next().flatten() } else { None });
+        Ok(parameters::replace(model, values.collect()))
+    }
+
     /// The number of windows that have ended.
     #[must_use]
     pub const fn num_windows(&self) -> u64 {
@@ -315,26 +346,6 @@ impl<B: AutodiffBackend> TrainingStep<B> {
             }
         }
         (total > 0.0).then_some(Window { gradients, weight: total })
-    }
-
-    /// The model whose parameters are the mean over ranks, weighted by their items since the last time.
-    fn average<M: AutodiffModule<B>>(&mut self, model: M) -> Result<M, TrainError> {
-        let weight = core::mem::take(&mut self.weight_since_average);
-        let values = parameters::read::<B, M>(&model);
-        let values = self.or_abort(values)?;
-        let is_trained: Vec<bool> =
-            parameters::parameters::<B, M>(&model).iter().map(|parameter| parameter.is_trained).collect();
-        let trained: Vec<_> = values.into_iter().zip(&is_trained).filter(|(_, is_trained)| **is_trained).collect();
-        self.reducer.open(Weights { unit: weight, total: weight });
-        for (index, (value, _)) in trained.into_iter().enumerate() {
-            if weight > 0.0 {
-                self.reducer.give(index, value);
-            }
-        }
-        let Some(Reduced { gradients, .. }) = self.reducer.close()? else { return Ok(model) };
-        let mut means = gradients.into_iter();
-        let values = is_trained.iter().map(|&is_trained| if is_trained { means.next().flatten() } else { None });
-        Ok(parameters::replace(model, values.collect()))
     }
 
     fn check_closed(&self, call: &'static str, has_sums: bool) -> Result<(), TrainError> {

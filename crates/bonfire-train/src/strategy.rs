@@ -259,12 +259,15 @@ impl DataParallel {
                 sync_group: self.sync_group.as_ref(),
             };
             let Trained { weight, is_interrupted } = epoch.train(learner, &mut step, &mut overlap, &train)?;
-            if is_interrupted {
-                break;
+            if step.averages() {
+                learner.load_model(step.average(learner.model())?.into_record());
             }
             if self.config.buffers != BufferSync::Off {
                 let model = synchronise_buffers(learner.model(), communicator, self.config.buffers, weight)?;
                 learner.load_model(model.into_record());
+            }
+            if is_interrupted {
+                break;
             }
             if epoch.validate(learner, &valid)? {
                 break;
