@@ -743,8 +743,13 @@ fn a_configuration_is_read_from_toml_and_json_and_names_what_is_wrong() {
         DataParallelConfig::from_file(path)
     };
     let config = DataParallelConfig::default().with_accumulation_steps(NonZeroUsize::new(3).unwrap());
-    assert_eq!(file("a.toml", &config.to_string()).unwrap(), config);
-    assert_eq!(file("a.json", &serde_json::to_string(&config).unwrap()).unwrap(), config);
+    let never = config.clone().with_check_every(None);
+    for config in [config, never.clone(), never.with_average_every(NonZeroUsize::new(7))] {
+        assert_eq!(file("a.toml", &config.to_string()).unwrap(), config);
+        assert_eq!(file("a.json", &serde_json::to_string(&config).unwrap()).unwrap(), config);
+    }
+    let null = file("a.json", "{\"sync\": {\"check_every\": null}}").unwrap();
+    assert_eq!(null, DataParallelConfig::default().with_check_every(None));
     for (name, text, problem) in [
         ("b.toml", "acumulation_steps = 3", "acumulation_steps"),
         ("b.json", "{\"buffers\": \"none\"}", "none"),

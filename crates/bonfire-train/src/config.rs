@@ -150,7 +150,7 @@ impl DataParallelConfig {
 }
 
 impl fmt::Display for DataParallelConfig {
-    /// As TOML, which has no word for "never": a `check_every` of none is left out.
+    /// As TOML, from which it can be read again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&toml::to_string(self).map_err(|_| fmt::Error)?)
     }

@@ -42,8 +42,14 @@ pub struct SyncOptions {
     ///
     /// In between each rank trains alone; optimizer states stay its own. [`DataParallel`](crate::DataParallel) averages at
     /// the end of each epoch too.
+    ///
+    /// In a file, 0 is none.
+    #[serde(with = "zero_is_none")]
     pub average_every: Option<NonZeroUsize>,
     /// After the first window, and then every so many, ranks compare hashes of their parameters; none: never. 1000.
+    ///
+    /// In a file, 0 is none.
+    #[serde(with = "zero_is_none")]
     pub check_every: Option<NonZeroUsize>,
 }
 
@@ -58,6 +64,22 @@ impl Default for SyncOptions {
             average_every: None,
             check_every: NonZeroUsize::new(1000),
         }
+    }
+}
+
+/// A number of times, or never: TOML has no word for that.
+mod zero_is_none {
+    use core::num::NonZeroUsize;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[allow(clippy::trivially_copy_pass_by_ref, clippy::ref_option, reason = "serde wants a reference")]
+    pub(super) fn serialize<S: Serializer>(every: &Option<NonZeroUsize>, serializer: S) -> Result<S::Ok, S::Error> {
+        every.map_or(0, NonZeroUsize::get).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<NonZeroUsize>, D::Error> {
+        Ok(Option::<usize>::deserialize(deserializer)?.and_then(NonZeroUsize::new))
     }
 }
 
