@@ -268,6 +268,8 @@ struct Case {
     forgets_loaders: bool,
     /// The strategy knows another training loader than the training has.
     confuses_loaders: bool,
+    /// The batch norm has the strategy's own communicator.
+    shares_communicator: bool,
     /// Loaders are made without a word of ranks.
     forgets_ranks: bool,
     /// The model has a batch norm over the batches of all ranks.
@@ -294,6 +296,7 @@ impl Default for Case {
             is_constant: false,
             forgets_loaders: false,
             confuses_loaders: false,
+            shares_communicator: false,
             forgets_ranks: false,
             normalises: false,
         }
@@ -394,7 +397,8 @@ fn train<Bk: HookBackend>(case: &Case, directory: &Path, device: &Bk::Device, ra
                 &alone
             }
         };
-        let layers = SyncGroup::new::<Bk>(group.new_communicator("batch_norm").unwrap());
+        let own = group.new_communicator("batch_norm").unwrap();
+        let layers = SyncGroup::new::<Bk>(if case.shares_communicator { group.communicator() } else { own });
         model.norm = Some(SyncBatchNorm::new(BatchNormConfig::new(8).init(device), &layers));
         rank = rank.map(|rank| rank.with_sync_group(&layers));
     }
@@ -687,6 +691,8 @@ fn settings_that_cannot_go_together_name_what_to_do() {
     let auto = DataParallelConfig::default().with_balance(RankBalance::Auto);
     let message = message_of(Case { config: auto, normalises: true, ..Case::default() });
     assert!(message.contains("with_sync_group"), "{message}");
+    let message = message_of(Case { shares_communicator: true, normalises: true, ..Case::default() });
+    assert!(message.contains("new_communicator"), "{message}");
     let message = message_of(Case { confuses_loaders: true, ..Case::default() });
     assert!(message.contains("another loader"), "{message}");
 }
@@ -759,4 +765,18 @@ fn a_configuration_is_read_from_toml_and_json_and_names_what_is_wrong() {
         assert!(error.contains(problem) && error.contains(name), "{error}");
     }
     assert!(DataParallelConfig::from_file(directory.path().join("none.toml")).is_err());
+}
+
+#[test]
+fn the_options_in_the_launch_page_are_read() {
+    let page = include_str!("../../docs/LAUNCH.md");
+    let (_, rest) = page.split_once("```toml\n").expect("an example");
+    let (text, _) = rest.split_once("```").expect("its end");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("train.toml");
+    std::fs::write(&path, text).unwrap();
+    let config = DataParallelConfig::from_file(path).unwrap();
+    let default = DataParallelConfig::default().group;
+    assert_eq!(config.group.timeout, default.timeout, "the page shows the defaults");
+    assert_eq!(config.group.rendezvous_timeout, default.rendezvous_timeout);
 }

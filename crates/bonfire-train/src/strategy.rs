@@ -166,6 +166,14 @@ impl DataParallel {
         self.communicator.world_size()
     }
 
+    /// Lets the other ranks know why they should not wait for this one, neither for gradients nor in layers.
+    fn abort(&self, reason: &str) {
+        self.communicator.abort(reason);
+        if let Some(group) = &self.sync_group {
+            group.communicator().abort(reason);
+        }
+    }
+
     fn train_loader<B: Backend, O: 'static>(
         &self,
         loader: Arc<dyn DataLoader<B, O>>,
@@ -325,7 +333,7 @@ where
         dataloader_valid: ValidLoader<LC>,
         components: TrainingComponents<LC>,
     ) -> LearningResult<LC::InferenceModel> {
-        let _guard = AbortOnPanic(&*self.communicator);
+        let _guard = AbortOnPanic(self);
         // Reading a checkpoint moves the model to the default device.
         let on_device = OnDevice { ranks: self, device: device_of(&learner) };
         if self.rank() == 0 {
@@ -373,14 +381,13 @@ where
         dataloader_valid: ValidLoader<LC>,
         starting_epoch: usize,
     ) -> (LC::TrainingModel, SupervisedTrainingEventProcessor<LC>) {
-        let communicator = &*self.ranks.communicator;
-        let _guard = AbortOnPanic(communicator);
+        let _guard = AbortOnPanic(self.ranks);
         let loaders = (dataloader_train.to_device(&self.device), dataloader_valid.to_device(&self.device));
         // Clones of a model share leaves; ranks that are threads must not.
         learner.fork(&self.device);
         if let Err(error) = self.ranks.run(&mut components, &mut learner, loaders, starting_epoch) {
             // Does nothing if all ranks know already.
-            communicator.abort(&error.to_string());
+            self.ranks.abort(&error.to_string());
             panic!("{error}");
         }
         (learner.model(), components.event_processor)
@@ -430,7 +437,7 @@ where
 }
 
 /// Lets the other ranks know that this one is gone: they would wait for it.
-struct AbortOnPanic<'a>(&'a dyn Communicator);
+struct AbortOnPanic<'a>(&'a DataParallel);
 
 impl Drop for AbortOnPanic<'_> {
     fn drop(&mut self) {

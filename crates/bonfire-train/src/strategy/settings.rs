@@ -1,5 +1,7 @@
 //! Settings that do not go with each other, or not with those of other ranks.
 
+use std::sync::Arc;
+
 use super::DataParallel;
 use crate::{LoaderHandle, RankBalance, SamplerOptions, TrainError, parameters::compare_lines};
 
@@ -44,6 +46,13 @@ impl DataParallel {
         if self.config.balance == RankBalance::Auto && self.sync_group.is_some() {
             let problem = "ranks wait for each other in the layers of `with_sync_group`, so their speed cannot be \
                            measured; leave balance fixed, and give the loader shares";
+            return Err(TrainError::Setting { problem: problem.into() });
+        }
+        if let Some(group) = &self.sync_group
+            && core::ptr::addr_eq(Arc::as_ptr(group.communicator()), Arc::as_ptr(&self.communicator))
+        {
+            let problem = "the layers of `with_sync_group` have the strategy's own communicator, whose collectives they \
+                           would mix up; give them one of `ProcessGroup::new_communicator`";
             return Err(TrainError::Setting { problem: problem.into() });
         }
         for (name, handle) in [("training", &self.train_handle), ("validation", &self.valid_handle)] {

@@ -103,6 +103,10 @@ impl SyncGroup {
         Ok(self.rounds.communicator.barrier()?)
     }
 
+    pub(crate) fn communicator(&self) -> &Arc<dyn Communicator> {
+        &self.rounds.communicator
+    }
+
     pub(super) fn add_layer(&self, num_channels: usize) -> usize {
         self.rounds.max_channels.fetch_max(num_channels, Ordering::Relaxed);
         self.rounds.num_layers.fetch_add(1, Ordering::Relaxed)
