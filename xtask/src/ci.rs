@@ -44,7 +44,7 @@ enum Step {
 
 /// Test packages under `tests/` that turn on features of Burn: each is a workspace with a lock of its own, is built into a
 /// folder of its own, and has Burn compiled once more.
-const FEATURE_PACKAGES: [&str; 2] = ["distributed", "wgpu"];
+pub(crate) const FEATURE_PACKAGES: [&str; 2] = ["distributed", "wgpu"];
 
 /// Runs the chosen steps and prints the time of each.
 pub(crate) fn run(args: &Ci) -> Result<()> {

@@ -9,6 +9,7 @@ mod shared_build;
 
 use anyhow::{Context, Result, bail};
 
+use crate::ci::FEATURE_PACKAGES;
 use crate::shell;
 
 /// Runs all checks, prints every problem, and fails if there is one.
@@ -22,6 +23,8 @@ pub(crate) fn run() -> Result<()> {
     problems
         .extend(shared_build::problems(&shared_build::read("--package=bonfire")?, &shared_build::read("--workspace")?));
 
+    problems.extend(stale_locks());
+
     for problem in &problems {
         eprintln!("tidy: {problem}");
     }
@@ -30,6 +33,17 @@ pub(crate) fn run() -> Result<()> {
     }
     println!("{} files, no problem", files.len());
     Ok(())
+}
+
+/// Feature packages whose lock does not fit what the crates depend on: a fresh clone would not fetch them.
+fn stale_locks() -> Vec<String> {
+    let is_stale = |name: &&str| {
+        let manifest = format!("tests/{name}/Cargo.toml");
+        let args = ["metadata", "-q", "--locked", "--format-version", "1", "--manifest-path", &manifest];
+        shell::output(&mut shell::command("cargo", &args)).is_err()
+    };
+    let stale = FEATURE_PACKAGES.into_iter().filter(is_stale);
+    stale.map(|name| format!("tests/{name}/Cargo.lock is out of date: `cd tests/{name} && cargo metadata`")).collect()
 }
 
 /// Files that git knows or would add, relative to the root, with `/` between the parts.
