@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bonfire::collectives::{LaunchConfig, ProcessGroup, run_groups};
+use bonfire::collectives::{ProcessGroup, run_groups};
 use bonfire::train::{
     DataParallel, DataParallelConfig, DataParallelTraining, DistributedDataLoader, DistributedDataLoaderBuilder,
     HookBackend, SyncGroup,
@@ -208,7 +208,7 @@ fn train<B: HookBackend>(flags: &Flags, device: &B::Device, members: usize) -> R
         rank.train(model.clone(), Arc::new(group), &config, members)
     };
     let Some(num_ranks) = flags.ranks else { return train(ProcessGroup::new(&config.group)?) };
-    let launched = LaunchConfig::from_env()?.world_size();
+    let launched = config.group.launch.resolve()?.world_size();
     ensure!(
         launched.get() == 1,
         "--ranks makes threads, but {launched} processes were started: leave it out, or start one"
