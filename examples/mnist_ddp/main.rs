@@ -196,6 +196,10 @@ fn train<B: HookBackend>(flags: &Flags, device: &B::Device, members: usize) -> R
         Some(path) => DataParallelConfig::from_file(path)?,
         None => DataParallelConfig::default(),
     };
+    ensure!(
+        config.accumulation_steps == NonZeroUsize::MIN,
+        "accumulation_steps is for loaders of Burn's own: leave it out of the file, and give --accumulation-steps",
+    );
     let temporary = tempfile::tempdir().context("cannot make a temporary folder; name one with --out")?;
     let folder = flags.out.as_deref().unwrap_or(temporary.path());
     prepare(folder).with_context(|| format!("cannot write to {}", folder.display()))?;

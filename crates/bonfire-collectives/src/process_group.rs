@@ -198,7 +198,7 @@ impl Maker {
             return mpi::Mpi::new(&config, options).map(Self::Mpi);
         }
         debug_assert_eq!(backend, GroupBackend::Tcp, "the only other one for processes");
-        let host = options.host.clone().unwrap_or_else(|| own_host(&config));
+        let host = options.host.clone().filter(|host| !host.is_empty()).unwrap_or_else(|| own_host(&config));
         let (timeout, rendezvous_timeout) = (options.timeout, options.rendezvous_timeout);
         Ok(Self::Tcp(Tcp { config, host, timeout, rendezvous_timeout }))
     }

@@ -136,6 +136,17 @@ fn a_busy_port_is_an_error_that_shows_the_address() {
 }
 
 #[test]
+fn a_host_that_no_rank_could_find_is_an_error_at_once() {
+    let port = free_port();
+    let other = thread::spawn(move || {
+        ProcessGroup::new(&options(1, 2, port).with_rendezvous_timeout(Duration::from_secs(1))).is_err()
+    });
+    let error = ProcessGroup::new(&options(0, 2, port).with_host("no.such.host.invalid")).unwrap_err().to_string();
+    assert!(error.contains("no.such.host.invalid"), "{error}");
+    assert!(other.join().unwrap());
+}
+
+#[test]
 fn a_rank_that_does_not_come_is_named() {
     let options = options(0, 2, free_port()).with_rendezvous_timeout(Duration::from_millis(200));
     let error = ProcessGroup::new(&options).unwrap_err();
@@ -161,5 +172,7 @@ fn options_are_read_and_written() {
     assert_eq!(read.launch.world_size, Some(1));
     let again: ProcessGroupOptions = serde_json::from_str(&serde_json::to_string(&read).unwrap()).unwrap();
     assert_eq!(again, read);
-    assert!(serde_json::from_str::<ProcessGroupOptions>(r#"{"timout": 5}"#).is_err());
+    for wrong in [r#"{"timout": 5}"#, r#"{"timeout_seconds": 0}"#, r#"{"rendezvous_timeout_seconds": -1}"#] {
+        assert!(serde_json::from_str::<ProcessGroupOptions>(wrong).is_err(), "{wrong}");
+    }
 }

@@ -119,6 +119,8 @@ mod seconds {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         let seconds = f64::deserialize(deserializer)?;
         Duration::try_from_secs_f64(seconds)
-            .map_err(|error| D::Error::custom(format!("{seconds} seconds are no time to wait: {error}")))
+            .ok()
+            .filter(|duration| !duration.is_zero())
+            .ok_or_else(|| D::Error::custom(format!("{seconds:e} seconds are no time to wait; give a number above 0")))
     }
 }

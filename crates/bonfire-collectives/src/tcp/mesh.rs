@@ -78,6 +78,8 @@ pub(super) fn connect(
     let group = Group { meeting, token, started, deadline: started + meeting.timeout };
     let no_port =
         |error: io::Error| ProcessGroupError::Listen { rank, address: host.to_owned(), reason: error.to_string() };
+    // Others would try until their time is up.
+    (host, 0).to_socket_addrs().map_err(no_port)?;
     let listener = store::listen(host, 0).map_err(no_port)?;
     listener.set_nonblocking(true).map_err(no_port)?;
     let port = listener.local_addr().map_err(no_port)?.port();
