@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::DataParallel;
-use crate::{LoaderHandle, RankBalance, SamplerOptions, TrainError, parameters::compare_lines};
+use crate::{LoaderHandle, RankBalance, SamplerOptions, SamplerState, TrainError, parameters::compare_lines};
 
 /// What a run is to do, beside what the strategy knows itself.
 pub(super) struct Plan {
@@ -59,18 +59,19 @@ impl DataParallel {
             handle.as_ref().map_or(Ok(()), |handle| self.check_place(name, handle))?;
         }
         let [num_train, num_valid] = plan.num_items;
-        let settings = [
+        let own = [
             ("first epoch", plan.starting_epoch.to_string()),
             ("num_epochs", plan.num_epochs.to_string()),
             ("accumulation_steps", plan.accumulation_steps.to_string()),
             ("balance", format!("{:?}", self.config.balance)),
             ("buffers", format!("{:?}", self.config.buffers)),
             ("with_sync_group", self.sync_group.is_some().to_string()),
-            ("training loader", described(self.train_handle.as_ref(), num_train)),
-            ("validation loader", described(self.valid_handle.as_ref(), num_valid)),
         ];
+        let mut settings: Vec<(String, String)> = own.map(|(name, value)| (name.to_owned(), value)).into();
+        settings.extend(described("training", self.train_handle.as_ref(), num_train));
+        settings.extend(described("validation", self.valid_handle.as_ref(), num_valid));
         let (names, values): (Vec<_>, Vec<_>) = settings.into_iter().unzip();
-        compare_lines(&*self.communicator, &values, |line| names[line].into())
+        compare_lines(&*self.communicator, &values, |line| names[line].clone())
     }
 
     fn check_place(&self, name: &str, handle: &LoaderHandle) -> Result<(), TrainError> {
@@ -84,9 +85,24 @@ impl DataParallel {
     }
 }
 
-/// A loader, in words that are the same on all ranks if they see parts of the same batches.
-fn described(handle: Option<&LoaderHandle>, num_items: usize) -> String {
-    let Some(handle) = handle else { return format!("{num_items} items of a loader without a plan for ranks") };
-    let (state, options) = (handle.state(), handle.sampler().options().clone());
-    format!("{:?} at epoch {}, item {}", SamplerOptions { rank: 0, ..options }, state.epoch, state.next_item)
+/// What is the same on all ranks if a loader gives them parts of the same batches.
+fn described(name: &str, handle: Option<&LoaderHandle>, num_items: usize) -> [(String, String); 9] {
+    let plan = handle.map(|handle| (handle.state(), handle.sampler().options().clone()));
+    let line = |option: &str, value: fn(&SamplerState, &SamplerOptions) -> String| {
+        let value = plan.as_ref().map_or_else(|| "of a loader without a plan".into(), |(state, of)| value(state, of));
+        (format!("{option} of the {name} loader"), value)
+    };
+    // A loader with a plan counts its rank's items alone.
+    let num_items = plan.as_ref().map_or(num_items, |(_, of)| of.num_items);
+    [
+        (format!("number of items of the {name} loader"), num_items.to_string()),
+        line("batch_size", |_, of| of.batch_size.to_string()),
+        line("accumulation_steps", |_, of| of.accumulation_steps.to_string()),
+        line("seed", |_, of| of.seed.to_string()),
+        line("shuffle", |_, of| of.shuffle.to_string()),
+        line("tail", |_, of| format!("{:?}", of.tail)),
+        line("shares", |_, of| format!("{:?}", of.shares)),
+        line("next epoch", |state, _| state.epoch.to_string()),
+        line("next item", |state, _| state.next_item.to_string()),
+    ]
 }
